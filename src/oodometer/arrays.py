@@ -1,0 +1,304 @@
+"""The few array operations every detector uses: NumPy and PyTorch (CPU, CUDA) behind one namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from oodometer.errors import OodometerError
+
+Array: TypeAlias = Any
+"""Anything that follows the array API standard: numpy.ndarray, torch.Tensor, …"""
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+Ints: TypeAlias = npt.NDArray[np.integer[Any]]
+
+BLOCK_BYTES = 8 << 20
+"""Working set of one block of rows on a CPU: large enough for a GEMM, small enough to stay in cache."""
+ACCELERATOR_BLOCK_BYTES = 512 << 20
+"""The same on an accelerator, where launches cost more than memory."""
+
+
+# ---------------------------------------------------------------------------------------------- namespaces
+
+
+def namespace(*arrays: Array) -> ModuleType:
+    """The array-API namespace of these arrays."""
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        import array_api_compat.numpy as xp
+
+        return xp
+    from array_api_compat import array_namespace
+
+    found: ModuleType = array_namespace(*arrays)
+    return found
+
+
+def is_array(value: object) -> bool:
+    """Whether a value already follows the array API (lists and tuples do not)."""
+    if isinstance(value, np.ndarray):
+        return True
+    from array_api_compat import is_array_api_obj
+
+    return bool(is_array_api_obj(value))
+
+
+def to_numpy(array: Array) -> npt.NDArray[Any]:
+    """A NumPy view (or copy, from an accelerator) of any array."""
+    if isinstance(array, np.ndarray):
+        return array
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        if str(array.dtype) == "torch.bfloat16":
+            array = array.float()
+    return np.asarray(array)
+
+
+def like(values: npt.ArrayLike, reference: Array) -> Array:
+    """Small fitted values as an array of the reference's namespace, device and (floating) dtype."""
+    values = np.asarray(values)
+    dtype: Any = working_dtype(reference) if values.dtype.kind == "f" else values.dtype
+    values = values.astype(dtype, copy=False)
+    if isinstance(reference, np.ndarray):
+        return values
+    xp = namespace(reference)
+    from array_api_compat import device
+
+    return xp.asarray(values, device=device(reference))
+
+
+def working_dtype(array: Array) -> np.dtype[Any]:
+    """The precision a score is computed in: float64 for float64 input, float32 for everything else."""
+    return np.dtype(np.float64 if str(array.dtype).endswith("float64") else np.float32)
+
+
+def real(array: Array) -> Array:
+    """The array in its working precision (float16, bfloat16 and integers become float32)."""
+    dtype = working_dtype(array)
+    if isinstance(array, np.ndarray):
+        return array.astype(dtype, copy=False)
+    xp = namespace(array)
+    return xp.astype(array, getattr(xp, dtype.name), copy=False)
+
+
+def on_cpu(array: Array) -> bool:
+    """Whether NumPy can see the array's memory without a copy between devices."""
+    if isinstance(array, np.ndarray):
+        return True
+    return str(getattr(array, "device", "cpu")) == "cpu" and hasattr(array, "detach")
+
+
+# ---------------------------------------------------------------------------------------------- blocks
+
+
+def block_rows(row_bytes: int, *, cpu: bool = True) -> int:
+    """How many rows make one block, a multiple of 64 (short rows still come by the hundred)."""
+    budget = BLOCK_BYTES if cpu else ACCELERATOR_BLOCK_BYTES
+    return max(256, min(1 << 20, budget // max(row_bytes, 1)) // 64 * 64)
+
+
+def slices(n: int, step: int) -> Iterator[slice]:
+    """Consecutive slices that cover range(n)."""
+    return (slice(start, min(start + step, n)) for start in range(0, n, step))
+
+
+def row_bytes(array: Array) -> int:
+    """Bytes of one row in working precision."""
+    width = int(np.prod(array.shape[1:], dtype=np.int64))
+    return width * working_dtype(array).itemsize
+
+
+def first_not_finite(array: Array) -> int | None:
+    """Index of the first row with a NaN or an infinity, block by block; None if all are finite."""
+    xp = namespace(array)
+    if not xp.isdtype(array.dtype, ("real floating", "complex floating")):
+        return None
+    for rows in slices(array.shape[0], block_rows(row_bytes(array), cpu=on_cpu(array))):
+        block = array[rows, ...]
+        # A finite sum proves finite terms, at a third of the cost of looking at each one.
+        with np.errstate(all="ignore"):
+            if bool(xp.isfinite(xp.sum(real(block)))):
+                continue
+        bad = ~xp.all(xp.reshape(xp.isfinite(block), (block.shape[0], -1)), axis=1)
+        if bool(xp.any(bad)):
+            return int(rows.start) + int(np.flatnonzero(to_numpy(bad))[0])
+    return None
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+def logsumexp(x: Array, xp: ModuleType) -> Array:
+    """log Σ exp over the last axis, safe for any finite input."""
+    top = xp.max(x, axis=-1, keepdims=True)
+    return xp.log(xp.sum(xp.exp(x - top), axis=-1)) + top[..., 0]
+
+
+def softmax(x: Array, xp: ModuleType) -> Array:
+    """Softmax over the last axis, safe for any finite input."""
+    e = xp.exp(x - xp.max(x, axis=-1, keepdims=True))
+    return e / xp.sum(e, axis=-1, keepdims=True)
+
+
+def log_softmax(x: Array, xp: ModuleType) -> Array:
+    """log softmax over the last axis, safe for any finite input."""
+    x = x - xp.max(x, axis=-1, keepdims=True)
+    return x - xp.log(xp.sum(xp.exp(x), axis=-1, keepdims=True))
+
+
+def norms(x: Array, xp: ModuleType) -> Array:
+    """Euclidean norm of each row."""
+    if isinstance(x, np.ndarray):
+        return np.sqrt(np.einsum("ij,ij->i", x, x))
+    return xp.sqrt(xp.sum(x * x, axis=-1))
+
+
+def unit(x: Array, xp: ModuleType) -> Array:
+    """Rows scaled to length one; a zero row stays zero (peers turn it into NaN)."""
+    length = norms(x, xp)[:, None]
+    return x / xp.where(length > 0, length, xp.ones_like(length))
+
+
+def take_columns(x: Array, columns: Array, xp: ModuleType) -> Array:
+    """x[i, columns[i]] for every row i."""
+    return xp.take_along_axis(x, columns[:, None], axis=-1)[:, 0]
+
+
+def top_values(x: Array, k: int, xp: ModuleType) -> Array:
+    """The k largest values of each row, in descending order."""
+    k = min(k, x.shape[-1])
+    if isinstance(x, np.ndarray):
+        # One introselect then a short sort beats a full sort and torch.topk on CPUs.
+        kept = np.partition(x, x.shape[-1] - k, axis=-1)[..., -k:] if k < x.shape[-1] else x
+        return np.sort(kept, axis=-1)[..., ::-1]
+    if hasattr(xp, "topk") or hasattr(x, "topk"):
+        return x.topk(k, dim=-1).values
+    return xp.sort(x, axis=-1, descending=True)[..., :k]
+
+
+def kth_largest(x: Array, k: int, xp: ModuleType) -> Array:
+    """The k-th largest value of each row, as a column."""
+    if isinstance(x, np.ndarray):
+        place = x.shape[-1] - k
+        return np.partition(x, place, axis=-1)[..., place : place + 1]
+    return top_values(x, k, xp)[..., k - 1 : k]
+
+
+def percentile(x: Array, q: float) -> float:
+    """The q-th percentile of all entries (linear interpolation), by one introselect."""
+    flat = to_numpy(x).ravel()
+    place = (flat.size - 1) * q / 100
+    low = int(np.floor(place))
+    high = min(low + 1, flat.size - 1)
+    # A single kth is several times faster than two; the neighbour is the minimum of what lies above.
+    parted = np.partition(flat, low)
+    a = float(parted[low])
+    b = float(parted[high:].min()) if high > low else a
+    return a + (b - a) * (place - low)
+
+
+def take_rows(x: Array, index: Ints) -> Array:
+    """Rows by an integer index that lives on the host."""
+    if isinstance(x, np.ndarray):
+        return x[index]
+    xp = namespace(x)
+    return xp.take(x, like(index, x), axis=0)
+
+
+def segment_sums(x: Array, labels: Ints, segments: int) -> npt.NDArray[np.float64]:
+    """Sum of the rows of each segment; rows labelled outside 0 … segments−1 are left out."""
+    rows = np.flatnonzero((labels >= 0) & (labels < segments))
+    kept = labels[rows]
+    if not isinstance(x, np.ndarray):
+        x = to_numpy(x) if on_cpu(x) else x
+    if isinstance(x, np.ndarray):
+        from scipy.sparse import csr_array
+
+        pick = csr_array((np.ones(len(kept), x.dtype), (kept, rows)), shape=(segments, len(labels)))
+        return np.asarray(pick @ x, dtype=np.float64)
+    xp = namespace(x)
+    sums = xp.zeros((segments, x.shape[1]), dtype=xp.float64, device=x.device)
+    sums.index_add_(0, like(kept, x), xp.astype(take_rows(x, rows), xp.float64))
+    return to_numpy(sums)
+
+
+# ---------------------------------------------------------------------------------------------- similarities
+
+
+def top_products(query: Array, keys: Iterator[Array], k: int, xp: ModuleType) -> Array:
+    """For each query row the k largest inner products with all key rows, in descending order.
+
+    The keys come in blocks, so that neither the keys nor the products are ever held whole.
+    """
+    best: Array = None
+    for block in keys:
+        products = query @ block.T
+        best = _merge_top(best, products, k, xp)
+    return top_values(best, k, xp)
+
+
+def _merge_top(best: Array, products: Array, k: int, xp: ModuleType) -> Array:
+    if not isinstance(products, np.ndarray):
+        top = top_values(products, k, xp)
+        return top if best is None else top_values(xp.concat([best, top], axis=1), k, xp)
+    n, width = products.shape
+    if best is None or best.shape[1] < k:
+        pool = products if best is None else np.concatenate([best, products], axis=1)
+        return _first_top(pool, k)
+    return _beat(best, products, best.min(axis=1, keepdims=True), strict=True)
+
+
+def _first_top(products: Floats, k: int) -> Floats:
+    """The k largest of each row of the first block.
+
+    Maxima over disjoint groups of columns bound the k-th largest from below with one cheap pass; only the few
+    entries above that bound are then partitioned.
+    """
+    n, width = products.shape
+    groups = width // 16
+    if groups < 4 * k:
+        return np.partition(products, width - k, axis=1)[:, width - k :] if k < width else products
+    maxima = products[:, : groups * 16].reshape(n, 16, groups).max(axis=1)
+    bound = kth_largest(maxima, k, np)
+    return _beat(np.full((n, k), -np.inf, products.dtype), products, bound, strict=False)
+
+
+def _beat(best: Floats, products: Floats, bound: Floats, *, strict: bool) -> Floats:
+    """Merge the entries above each row's bound into that row's k best."""
+    k = best.shape[1]
+    n, width = products.shape
+    found = np.flatnonzero(products > bound if strict else products >= bound)
+    if not len(found):
+        return best
+    rows = found // width
+    counts = np.bincount(rows, minlength=n)
+    within = np.arange(len(found)) - (np.cumsum(counts) - counts)[rows]
+    pool = np.full((n, k + int(counts.max())), -np.inf, products.dtype)
+    pool[:, :k] = best
+    pool[rows, k + within] = products.ravel()[found]
+    return np.partition(pool, pool.shape[1] - k, axis=1)[:, -k:]
+
+
+# ---------------------------------------------------------------------------------------------- linear algebra
+
+
+def psd_eigh(matrix: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Eigenvalues (descending, clipped at zero) and eigenvectors (columns) of a symmetric PSD matrix."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+
+
+def pinv_rank_aware(matrix: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], int]:
+    """Pseudo-inverse and rank, with the cut-off that the precision of the STORED matrix allows.
+
+    A head's rows nearly sum to zero; inverting that spurious singular value would put the origin anywhere.
+    """
+    stored = matrix.dtype if matrix.dtype.kind == "f" else np.dtype(np.float32)
+    u, s, vt = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
+    rank = int((s > max(matrix.shape) * np.finfo(stored).eps * s[0]).sum()) if s.size else 0
+    if rank == 0:
+        raise OodometerError("the head's weight is zero: a pseudo-inverse needs at least one non-zero row")
+    return (vt[:rank].T / s[:rank]) @ u[:, :rank].T, rank

@@ -1,0 +1,456 @@
+"""Quantities of a bank that are computed once and shared: logits, energies, moments, spectra, neighbours."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from oodometer import arrays
+from oodometer.arrays import Array, Ints, like, namespace, real, slices, to_numpy
+from oodometer.bank import Bank
+from oodometer.errors import OodometerError
+
+F64 = npt.NDArray[np.float64]
+T = TypeVar("T")
+
+MEMORY_BYTES = 1 << 30
+"""How much derived memory all banks together keep; the least recently used goes first."""
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+class _Memory:
+    """Remembers values with the bank they belong to, forgets them with it, and stays below a byte limit."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[tuple[weakref.ref[Bank], Any], int] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, bank: Bank, key: Any, compute: Callable[[], T]) -> T:
+        place = (weakref.ref(bank), key)
+        with self._lock:
+            if key in bank.memory:
+                self._order.move_to_end(place)
+                found: T = bank.memory[key]
+                return found
+        value = compute()
+        size = _nbytes(value)
+        if size <= MEMORY_BYTES // 2:
+            with self._lock:
+                bank.memory[key] = value
+                self._order[place] = size
+                self._shrink()
+        return value
+
+    def replace(self, bank: Bank, key: Any, value: Any) -> None:
+        """Remember a better value (a longer neighbour list) in place of an older one."""
+        with self._lock:
+            bank.memory.pop(key, None)
+            self._order.pop((weakref.ref(bank), key), None)
+        self.get(bank, key, lambda: value)
+
+    def _shrink(self) -> None:
+        for place in [place for place in self._order if place[0]() is None]:
+            del self._order[place]
+        while sum(self._order.values()) > MEMORY_BYTES:
+            (owner, key), _ = self._order.popitem(last=False)
+            bank = owner()
+            if bank is not None:
+                bank.memory.pop(key, None)
+
+
+_memory = _Memory()
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Bank):
+        return 4 * value.classes * len(value)
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    if isinstance(value, tuple):
+        return sum(map(_nbytes, value))
+    if hasattr(value, "__dataclass_fields__"):
+        return sum(_nbytes(getattr(value, name)) for name in value.__dataclass_fields__)
+    return 64
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+def logits(bank: Bank) -> Array:
+    """Logits in working precision."""
+    return real(bank.logits)
+
+
+def with_logits(bank: Bank) -> Bank:
+    """The bank with its logits stored, so that every detector shares one product with the head."""
+    if "logits" in bank.columns or "logits" not in bank or 4 * bank.classes * len(bank) > MEMORY_BYTES // 2:
+        return bank
+    return _memory.get(bank, "with_logits", lambda: bank.with_columns(logits=bank.logits))
+
+
+def features(bank: Bank) -> Array:
+    """Penultimate features in working precision."""
+    return real(bank.features)
+
+
+def predictions(bank: Bank) -> Ints:
+    """argmax of the logits, as NumPy (first maximum)."""
+
+    def compute() -> Ints:
+        return _over_blocks(bank, lambda block: namespace(logits(block)).argmax(logits(block), axis=-1)).astype(
+            np.int64
+        )
+
+    return _memory.get(bank, "predictions", compute)
+
+
+def energy(bank: Bank, temperature: float = 1.0) -> F64:
+    """T·lse(z/T) of every row (the negative of the energy score)."""
+
+    def compute() -> F64:
+        def one(block: Bank) -> Array:
+            z = logits(block)
+            return temperature * arrays.logsumexp(z / temperature, namespace(z))
+
+        return _over_blocks(bank, one).astype(np.float64)
+
+    return _memory.get(bank, ("energy", temperature), compute)
+
+
+def _over_blocks(bank: Bank, function: Callable[[Bank], Array]) -> npt.NDArray[Any]:
+    pieces = [to_numpy(function(block)) for block in bank.blocks()]
+    return np.concatenate(pieces) if pieces else np.zeros(0)
+
+
+def labels(bank: Bank) -> Ints:
+    """Labels checked against the number of classes."""
+
+    def compute() -> Ints:
+        found = bank.labels.astype(np.int64)
+        if len(found) and (found.min() < 0 or found.max() >= bank.classes):
+            row = int(np.flatnonzero((found < 0) | (found >= bank.classes))[0])
+            raise OodometerError(
+                f"label {int(found[row])} in row {row} is outside 0 … {bank.classes - 1} "
+                f"({bank.classes} classes in the head or logits): drop such rows or renumber the classes"
+            )
+        return found
+
+    return _memory.get(bank, "labels", compute)
+
+
+def correct(bank: Bank) -> npt.NDArray[np.bool_]:
+    """Which rows are classified correctly."""
+    return predictions(bank) == labels(bank)
+
+
+# ---------------------------------------------------------------------------------------------- moments
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and scatter Σ(x−mean)(x−mean)ᵀ of a column; they add up over parts."""
+
+    count: int
+    mean: F64
+    scatter: F64
+
+    def about(self, point: F64) -> F64:
+        """Σ(x−point)(x−point)ᵀ."""
+        gap = self.mean - point
+        return self.scatter + self.count * np.outer(gap, gap)
+
+
+def moments(bank: Bank, column: str = "features", *, unit: bool = False) -> Moments:
+    """Mean and scatter of a column (optionally of its unit vectors), one pass, float64 accumulation."""
+
+    def compute() -> Moments:
+        if len(bank.parts) > 1:
+            return _added([moments(part, column, unit=unit) for part in bank.parts])
+        return _part_moments(bank, column, unit)
+
+    return _memory.get(bank, ("moments", column, unit), compute)
+
+
+def _part_moments(bank: Bank, column: str, unit: bool) -> Moments:
+    count, shift, total, scatter = 0, None, None, None
+    for block in bank.blocks(_block_rows(bank, column)):
+        x = _rows_of(block, column, unit)
+        xp = namespace(x)
+        x = xp.astype(x, xp.float64)
+        if shift is None:
+            # Any point near the data keeps the products small; the exact mean is not needed for that.
+            shift = xp.mean(x, axis=0)
+            total, scatter = xp.zeros_like(shift), 0.0
+        x = x - shift
+        scatter = scatter + x.T @ x
+        total = total + xp.sum(x, axis=0)
+        count += x.shape[0]
+    if shift is None:
+        raise OodometerError("no rows: fitting needs at least one training row")
+    offset = to_numpy(total) / count
+    about_shift = to_numpy(scatter)
+    return Moments(count, to_numpy(shift) + offset, about_shift - count * np.outer(offset, offset))
+
+
+def _added(parts: list[Moments]) -> Moments:
+    count = sum(part.count for part in parts)
+    mean: F64 = sum((part.count / count) * part.mean for part in parts)  # type: ignore[assignment]
+    scatter: F64 = sum(part.about(mean) for part in parts)  # type: ignore[assignment]
+    return Moments(count, mean, scatter)
+
+
+def _block_rows(bank: Bank, column: str) -> int:
+    """Rows a block while moments are taken: float64 copies of one column."""
+    width = bank.classes if column in ("softmax", "logits") else int(np.prod(bank.row_shape(column), dtype=np.int64))
+    return arrays.block_rows(8 * width, cpu=bank.on_cpu)
+
+
+def _rows_of(block: Bank, column: str, unit: bool) -> Array:
+    if column == "softmax":
+        z = logits(block)
+        return arrays.softmax(z, namespace(z))
+    x = logits(block) if column == "logits" else real(block[column])
+    return arrays.unit(x, namespace(x)) if unit else x
+
+
+Grouping = Literal["label", "prediction", "correct"]
+
+
+def class_sums(bank: Bank, column: str = "features", *, by: Grouping = "label") -> tuple[Ints, F64]:
+    """Rows a class and their sums, grouped by label, by prediction, or by label among correct rows."""
+
+    def compute() -> tuple[Ints, F64]:
+        if len(bank.parts) > 1:
+            found = [class_sums(part, column, by=by) for part in bank.parts]
+            return sum(c for c, _ in found), sum(s for _, s in found)  # type: ignore[return-value]
+        groups, classes = _groups(bank, by), bank.classes
+        counts = np.bincount(groups[groups >= 0], minlength=classes)
+        sums, start = 0.0, 0
+        for block in bank.blocks(_block_rows(bank, column)):
+            x = _rows_of(block, column, unit=False)
+            sums = sums + arrays.segment_sums(x, groups[start : start + len(block)], classes)
+            start += len(block)
+        return counts, np.asarray(sums)
+
+    return _memory.get(bank, ("class_sums", column, by), compute)
+
+
+def class_means(bank: Bank, column: str = "features", *, by: Grouping = "label") -> tuple[Ints, F64]:
+    """Rows a class and their means (zero for an empty class: look at the counts)."""
+    counts, sums = class_sums(bank, column, by=by)
+    return counts, sums / np.maximum(counts, 1)[:, None]
+
+
+def _groups(bank: Bank, by: Grouping) -> Ints:
+    if by == "label":
+        return labels(bank)
+    if by == "prediction":
+        return predictions(bank)
+    return np.where(correct(bank), labels(bank), -1)
+
+
+def within_scatter(bank: Bank, column: str = "features") -> F64:
+    """Pooled scatter around the class means: total scatter minus the scatter between classes."""
+    total = moments(bank, column)
+    counts, means = class_means(bank, column)
+    gaps = (means - total.mean) * np.sqrt(counts)[:, None]
+    return total.scatter - gaps.T @ gaps
+
+
+# ---------------------------------------------------------------------------------------------- spectra
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues (descending) and eigenvectors (columns) of a covariance about a centre."""
+
+    values: F64
+    vectors: F64
+    center: F64
+
+    def components(self, variance: float) -> int:
+        """How many components keep this share of the variance: #(cumulative share ≤ variance) + 1."""
+        share = np.cumsum(self.values) / self.values.sum()
+        return min(int((share <= variance).sum()) + 1, len(self.values))
+
+
+def spectrum(bank: Bank, column: str = "features", *, unit: bool = False) -> Spectrum:
+    """Principal components of a column around its mean, covariance divided by N."""
+
+    def compute() -> Spectrum:
+        found = moments(bank, column, unit=unit)
+        return Spectrum(*arrays.psd_eigh(found.scatter / found.count), found.mean)
+
+    return _memory.get(bank, ("spectrum", column, unit), compute)
+
+
+def spectrum_about(bank: Bank, center: F64, name: str) -> Spectrum:
+    """The same around a given centre (remembered under its name)."""
+
+    def compute() -> Spectrum:
+        found = moments(bank)
+        return Spectrum(*arrays.psd_eigh(found.about(center) / found.count), center)
+
+    return _memory.get(bank, ("spectrum_about", name, center.tobytes()), compute)
+
+
+# ---------------------------------------------------------------------------------------------- neighbours
+
+
+def similarities(train: Bank, query: Bank, k: int) -> Array:
+    """Cosines of each query row with its k nearest training rows, in descending order.
+
+    One search at the largest k serves every smaller one.
+    """
+    key = ("similarities", weakref.ref(train))
+    found = query.memory.get(key)
+    if found is None or found.shape[1] < k:
+        found = _search(train, query, k)
+        _memory.replace(query, key, found)
+    return found[:, :k]
+
+
+def _search(train: Bank, query: Bank, k: int) -> Array:
+    pieces = []
+    for rows in slices(len(query), QUERY_ROWS if query.on_cpu else 8 * QUERY_ROWS):
+        q = features(query.rows(rows))
+        xp = namespace(q)
+        best = arrays.top_products(q, unit_blocks(train), k, xp)
+        length = arrays.norms(q, xp)[:, None]
+        # The order of neighbours does not depend on the query's length: it is divided out at the end.
+        pieces.append(xp.where(length > 0, best / xp.where(length > 0, length, xp.ones_like(length)), best * 0))
+    return namespace(pieces[0]).concat(pieces, axis=0)
+
+
+QUERY_ROWS = 2048
+"""Query rows searched at a time …"""
+KEY_ROWS = 8192
+"""… against so many training rows at a time: products that fit the cache, GEMMs that fill the cores."""
+
+
+def distances(train: Bank, query: Bank, k: int) -> F64:
+    """Squared Euclidean distances (not normalised) of each query row to its k nearest training rows, ascending."""
+
+    def compute() -> F64:
+        center = moments(train).mean
+
+        def keys() -> Iterator[Array]:
+            for block in train.blocks(KEY_ROWS):
+                x = features(block) - like(center, features(block))
+                xp = namespace(x)
+                yield xp.concat([x, -0.5 * xp.sum(x * x, axis=-1)[:, None]], axis=1)
+
+        pieces = []
+        for rows in slices(len(query), QUERY_ROWS):
+            q = features(query.rows(rows))
+            xp, q = namespace(q), q - like(center, q)
+            # ‖q − x‖² = ‖q‖² − 2(q·x − ‖x‖²/2): the largest bracket is the nearest row.
+            one = xp.ones_like(q[:, :1])
+            best = arrays.top_products(xp.concat([q, one], axis=1), keys(), k, xp)
+            pieces.append(to_numpy(xp.sum(q * q, axis=-1)[:, None] - 2 * best))
+        return np.concatenate(pieces).astype(np.float64)
+
+    return _memory.get(query, ("distances", weakref.ref(train), k), compute)
+
+
+def unit_blocks(bank: Bank) -> Iterator[Array]:
+    """Unit feature rows, a block at a time: no normalised copy of the bank is ever held."""
+    for block in bank.blocks(KEY_ROWS):
+        x = features(block)
+        yield arrays.unit(x, namespace(x))
+
+
+def origin(bank: Bank) -> tuple[F64, int]:
+    """ViM's origin u = −W⁺b and the rank found, rank-aware (methods: the head's rows nearly sum to zero)."""
+    if bank.head is None:
+        raise OodometerError("the origin −W⁺b needs a head: Bank(…, head=Head(weight, bias))")
+    head = bank.head
+
+    def compute() -> tuple[F64, int]:
+        inverse, rank = arrays.pinv_rank_aware(to_numpy(head.weight))
+        return -(inverse @ to_numpy(head.bias).astype(np.float64)), rank
+
+    return _memory.get(bank, "origin", compute)
+
+
+def project_out(x: Array, center: F64, basis: F64) -> Array:
+    """(x − center) @ basis in the working precision of x."""
+    return (x - like(center, x)) @ like(basis, x)
+
+
+def first_bad_row(bank: Bank, column: str) -> int | None:
+    """The first row of a column with NaN or infinity, looked up once a bank."""
+    if column not in bank.columns:
+        return first_bad_row(bank, "features") if "features" in bank.columns else None
+    start = 0
+    for part in bank.parts:
+        found = _memory.get(part, ("bad", column), lambda part=part: (_scan(part, column),))[0]
+        if found is not None:
+            return start + found
+        start += len(part)
+    return None
+
+
+def _scan(part: Bank, column: str) -> int | None:
+    start = 0
+    for block in part.blocks():
+        bad = arrays.first_not_finite(block[column])
+        if bad is not None:
+            return start + bad
+        start += len(block)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------- whitening
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """x ↦ (x − center)·QΛ^(−1/2): squared lengths become Mahalanobis distances, with S⁺ for a deficient S."""
+
+    center: F64
+    basis: F64
+    rank: int
+
+    @classmethod
+    def of(
+        cls,
+        covariance: F64,
+        center: F64,
+        *,
+        total: F64 | None = None,
+        ridge: float = 0.0,
+        rcond: float | None = None,
+    ) -> Whitening:
+        """Whitening of a covariance; `total` is the one it was subtracted from, whose round-off it carries."""
+        values, vectors = arrays.psd_eigh(covariance + ridge * np.eye(len(covariance)))
+        if values[0] <= 0:
+            raise OodometerError(
+                "the training features do not vary: a covariance needs rows that differ "
+                "(for a within-class covariance, at least two different rows in one class)"
+            )
+        if rcond is not None:
+            floor = rcond * values[0]
+        else:
+            largest = max(values[0], 0.0 if total is None else float(total.diagonal().max()))
+            floor = len(values) * np.finfo(np.float64).eps * largest
+        rank = int((values > floor).sum())
+        if rank == 0:
+            raise OodometerError("the within-class covariance is zero up to round-off: every class is a single point")
+        return cls(center, vectors[:, :rank] / np.sqrt(values[:rank]), rank)
+
+    def points(self, rows: F64) -> F64:
+        """Class means and the like, in float64."""
+        return (rows - self.center) @ self.basis
+
+    def __call__(self, x: Array) -> Array:
+        return project_out(x, self.center, self.basis)

@@ -1,0 +1,115 @@
+"""The one-line scores of the logits: maximum, energy and the family of entropies."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+
+from oodometer import derived
+from oodometer.arrays import Array, log_softmax, logsumexp, softmax, top_values
+from oodometer.bank import Bank
+from oodometer.detectors.base import Detector, detector, param
+
+ENERGY_GRID = (0.1, 0.5, 1.0, 1.5, 2.0)
+GAMMAS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+TOP_CLASSES = (1, 2, 3, 4, 5, 6, 7, 50, 100, 200)
+
+
+def _temperature(default: float = 1.0) -> float:
+    value: float = param(default, "the logits are divided by it", low=0.0, high=np.inf, open=True)
+    return value
+
+
+@detector(
+    "msp",
+    needs={"logits"},
+    cite="hendrycks2017baseline",
+    equation="−max_c softmax(z/T)_c",
+)
+class MSP(Detector):
+    """Maximum softmax probability (Hendrycks & Gimpel, ICLR 2017)."""
+
+    temperature: float = _temperature()
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        z = derived.logits(bank) / self.temperature
+        # max softmax = 1 / Σ exp(z − max z): no division of the whole matrix.
+        return -1 / xp.sum(xp.exp(z - xp.max(z, axis=-1, keepdims=True)), axis=-1)
+
+
+@detector(
+    "mls",
+    needs={"logits"},
+    cite="hendrycks2022scaling",
+    equation="−max_c z_c/T",
+)
+class MLS(Detector):
+    """Maximum logit (Hendrycks et al., ICML 2022). The temperature rescales and never reorders."""
+
+    temperature: float = _temperature()
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        return -xp.max(derived.logits(bank), axis=-1) / self.temperature
+
+
+@detector(
+    "energy",
+    needs={"logits"},
+    grid={"temperature": ENERGY_GRID},
+    cite="liu2020energy",
+    equation="−T·log Σ_c exp(z_c/T)",
+    aliases=("ebo",),
+)
+class Energy(Detector):
+    """Free energy of the logits (Liu et al., NeurIPS 2020)."""
+
+    temperature: float = _temperature()
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        return -self.temperature * logsumexp(derived.logits(bank) / self.temperature, xp)
+
+
+@detector(
+    "entropy",
+    needs={"logits"},
+    cite="ovadia2019can",
+    equation="−Σ_c p_c log p_c",
+    aliases=("pe",),
+)
+class Entropy(Detector):
+    """Shannon entropy of the softmax (predictive entropy)."""
+
+    temperature: float = _temperature()
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        logp = log_softmax(derived.logits(bank) / self.temperature, xp)
+        return -xp.sum(xp.exp(logp) * logp, axis=-1)
+
+
+@detector(
+    "gen",
+    needs={"logits"},
+    grid={"gamma": GAMMAS, "m": TOP_CLASSES},
+    cite="liu2023gen",
+    equation="Σ_{i≤M} (p_(i)(1 − p_(i)))^γ",
+    variants={"pytorch-ood": {"reduction": "mean", "clamp": 1e-7, "m": None}},
+)
+class GEN(Detector):
+    """Generalised entropy of the top M probabilities (Liu et al., CVPR 2023)."""
+
+    gamma: float = param(0.1, "exponent; small values weigh the tail", low=0.0, high=np.inf, open=True)
+    m: int | None = param(100, "how many of the largest probabilities count (None: all classes)", low=1)
+    temperature: float = _temperature()
+    reduction: Literal["sum", "mean"] = param("sum", "over the top M", choices=("sum", "mean"))
+    clamp: float = param(0.0, "probabilities are kept this far from 0 and 1", low=0.0, high=0.5)
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        # A small γ magnifies 1 − p, of which float32 keeps few digits when p is near one.
+        p = softmax(xp.astype(derived.logits(bank), xp.float64) / self.temperature, xp)
+        top = top_values(p, self.m or p.shape[-1], xp)
+        if self.clamp:
+            top = xp.clip(top, self.clamp, 1 - self.clamp)
+        terms = (top * (1 - top)) ** self.gamma
+        return xp.sum(terms, axis=-1) if self.reduction == "sum" else xp.mean(terms, axis=-1)
