@@ -22,6 +22,10 @@ ACCELERATOR_BLOCK_BYTES = 512 << 20
 """The same on an accelerator, where launches cost more than memory."""
 
 
+EXACT_ENTRIES = 1 << 20
+"""Up to so many training entries distances are taken in float64: it costs nothing noticeable and saves five digits."""
+
+
 # ---------------------------------------------------------------------------------------------- namespaces
 
 
@@ -82,6 +86,14 @@ def real(array: Array) -> Array:
         return array.astype(dtype, copy=False)
     xp = namespace(array)
     return xp.astype(array, getattr(xp, dtype.name), copy=False)
+
+
+def double(array: Array) -> Array:
+    """The array in float64."""
+    if isinstance(array, np.ndarray):
+        return array.astype(np.float64, copy=False)
+    xp = namespace(array)
+    return xp.astype(array, xp.float64, copy=False)
 
 
 def on_cpu(array: Array) -> bool:
@@ -217,8 +229,8 @@ def segment_sums(x: Array, labels: Ints, segments: int) -> npt.NDArray[np.float6
     if isinstance(x, np.ndarray):
         from scipy.sparse import csr_array
 
-        pick = csr_array((np.ones(len(kept), x.dtype), (kept, rows)), shape=(segments, len(labels)))
-        return np.asarray(pick @ x, dtype=np.float64)
+        pick = csr_array((np.ones(len(kept)), (kept, rows)), shape=(segments, len(labels)))
+        return np.asarray(pick @ double(x))
     xp = namespace(x)
     sums = xp.zeros((segments, x.shape[1]), dtype=xp.float64, device=x.device)
     sums.index_add_(0, like(kept, x), xp.astype(take_rows(x, rows), xp.float64))
@@ -244,7 +256,6 @@ def _merge_top(best: Array, products: Array, k: int, xp: ModuleType) -> Array:
     if not isinstance(products, np.ndarray):
         top = top_values(products, k, xp)
         return top if best is None else top_values(xp.concat([best, top], axis=1), k, xp)
-    n, width = products.shape
     if best is None or best.shape[1] < k:
         pool = products if best is None else np.concatenate([best, products], axis=1)
         return _first_top(pool, k)

@@ -157,7 +157,8 @@ class Bank:
     @property
     def labels(self) -> Ints:
         """Integer labels, always as NumPy (they are needed to fit, never to score)."""
-        return to_numpy(self["labels"])
+        labels: Ints = to_numpy(self["labels"])
+        return labels
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -186,7 +187,8 @@ class Bank:
         first = self._parts[0] if self._parts else self
         if first._parts:
             return first.width
-        names = [name for name in ("features", "logits") if name in first._columns] or list(first._columns)
+        names: list[str] = [name for name in ("features", "logits") if name in first._columns]
+        names = names or list(first._columns)
         total = sum(row_bytes(first._columns[name]) for name in names)
         if "logits" not in first._columns and self.head is not None and "features" in first._columns:
             total += 4 * self.head.classes
@@ -547,7 +549,8 @@ def _as_index(index: Any, length: int) -> Ints:
         raise OodometerError(
             f"row index {int(index.max() if index.max() >= length else index.min())} is outside a bank of {length} rows"
         )
-    return np.where(index < 0, index + length, index).astype(np.int64, copy=False)
+    found: Ints = np.where(index < 0, index + length, index).astype(np.int64, copy=False)
+    return found
 
 
 def _moved(column: Array, target: Any) -> Array:

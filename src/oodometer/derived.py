@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -149,7 +150,8 @@ def labels(bank: Bank) -> Ints:
 
 def correct(bank: Bank) -> npt.NDArray[np.bool_]:
     """Which rows are classified correctly."""
-    return predictions(bank) == labels(bank)
+    right: npt.NDArray[np.bool_] = predictions(bank) == labels(bank)
+    return right
 
 
 # ---------------------------------------------------------------------------------------------- moments
@@ -234,12 +236,12 @@ def class_sums(bank: Bank, column: str = "features", *, by: Grouping = "label") 
             return sum(c for c, _ in found), sum(s for _, s in found)  # type: ignore[return-value]
         groups, classes = _groups(bank, by), bank.classes
         counts = np.bincount(groups[groups >= 0], minlength=classes)
-        sums, start = 0.0, 0
+        sums, start = np.zeros(()), 0
         for block in bank.blocks(_block_rows(bank, column)):
             x = _rows_of(block, column, unit=False)
             sums = sums + arrays.segment_sums(x, groups[start : start + len(block)], classes)
             start += len(block)
-        return counts, np.asarray(sums)
+        return counts, sums
 
     return _memory.get(bank, ("class_sums", column, by), compute)
 
@@ -306,29 +308,35 @@ def spectrum_about(bank: Bank, center: F64, name: str) -> Spectrum:
 # ---------------------------------------------------------------------------------------------- neighbours
 
 
-def similarities(train: Bank, query: Bank, k: int) -> Array:
-    """Cosines of each query row with its k nearest training rows, in descending order.
+def similarities(train: Bank, query: Bank, k: int, *, guided: bool = False) -> Array:
+    """Cosines of each query row with its k most similar training rows, in descending order.
 
-    One search at the largest k serves every smaller one.
+    With `guided` each training row's cosine is first multiplied by its energy (NNGuide). One search at the largest k
+    serves every smaller one.
     """
-    key = ("similarities", weakref.ref(train))
+    key = ("similarities", weakref.ref(train), guided)
     found = query.memory.get(key)
     if found is None or found.shape[1] < k:
-        found = _search(train, query, k)
+        found = _search(train, query, k, guided)
         _memory.replace(query, key, found)
     return found[:, :k]
 
 
-def _search(train: Bank, query: Bank, k: int) -> Array:
+def _search(train: Bank, query: Bank, k: int, guided: bool) -> Array:
+    exact = is_small(train)
     pieces = []
     for rows in slices(len(query), QUERY_ROWS if query.on_cpu else 8 * QUERY_ROWS):
         q = features(query.rows(rows))
         xp = namespace(q)
-        best = arrays.top_products(q, unit_blocks(train), k, xp)
-        length = arrays.norms(q, xp)[:, None]
-        # The order of neighbours does not depend on the query's length: it is divided out at the end.
-        pieces.append(xp.where(length > 0, best / xp.where(length > 0, length, xp.ones_like(length)), best * 0))
+        # The order of neighbours does not depend on the query's length; unit rows keep the products comparable.
+        q = arrays.unit(arrays.double(q) if exact else q, xp)
+        pieces.append(arrays.top_products(q, key_blocks(train, guided=guided, exact=exact), k, xp))
     return namespace(pieces[0]).concat(pieces, axis=0)
+
+
+def is_small(train: Bank) -> bool:
+    """Whether distances to these rows are worth float64 (see arrays.EXACT_ENTRIES)."""
+    return len(train) * train.row_shape("features")[0] <= arrays.EXACT_ENTRIES
 
 
 QUERY_ROWS = 2048
@@ -343,16 +351,22 @@ def distances(train: Bank, query: Bank, k: int) -> F64:
     def compute() -> F64:
         center = moments(train).mean
 
+        exact = is_small(train)
+
+        def centered(block: Bank) -> Array:
+            x = arrays.double(features(block)) if exact else features(block)
+            return x - like(center, x)
+
         def keys() -> Iterator[Array]:
             for block in train.blocks(KEY_ROWS):
-                x = features(block) - like(center, features(block))
+                x = centered(block)
                 xp = namespace(x)
                 yield xp.concat([x, -0.5 * xp.sum(x * x, axis=-1)[:, None]], axis=1)
 
         pieces = []
         for rows in slices(len(query), QUERY_ROWS):
-            q = features(query.rows(rows))
-            xp, q = namespace(q), q - like(center, q)
+            q = centered(query.rows(rows))
+            xp = namespace(q)
             # ‖q − x‖² = ‖q‖² − 2(q·x − ‖x‖²/2): the largest bracket is the nearest row.
             one = xp.ones_like(q[:, :1])
             best = arrays.top_products(xp.concat([q, one], axis=1), keys(), k, xp)
@@ -362,11 +376,16 @@ def distances(train: Bank, query: Bank, k: int) -> F64:
     return _memory.get(query, ("distances", weakref.ref(train), k), compute)
 
 
-def unit_blocks(bank: Bank) -> Iterator[Array]:
-    """Unit feature rows, a block at a time: no normalised copy of the bank is ever held."""
-    for block in bank.blocks(KEY_ROWS):
-        x = features(block)
-        yield arrays.unit(x, namespace(x))
+def key_blocks(train: Bank, *, guided: bool = False, exact: bool = False) -> Iterator[Array]:
+    """Unit training rows, a block at a time (no normalised copy of the bank is ever held)."""
+    start, weights = 0, energy(train) if guided else None
+    for block in train.blocks(KEY_ROWS):
+        x = arrays.double(features(block)) if exact else features(block)
+        x = arrays.unit(x, namespace(x))
+        if weights is not None:
+            x = x * like(weights[start : start + len(block)], x)[:, None]
+            start += len(block)
+        yield x
 
 
 def origin(bank: Bank) -> tuple[F64, int]:
@@ -382,7 +401,7 @@ def origin(bank: Bank) -> tuple[F64, int]:
     return _memory.get(bank, "origin", compute)
 
 
-def project_out(x: Array, center: F64, basis: F64) -> Array:
+def project(x: Array, center: F64, basis: F64) -> Array:
     """(x − center) @ basis in the working precision of x."""
     return (x - like(center, x)) @ like(basis, x)
 
@@ -393,7 +412,7 @@ def first_bad_row(bank: Bank, column: str) -> int | None:
         return first_bad_row(bank, "features") if "features" in bank.columns else None
     start = 0
     for part in bank.parts:
-        found = _memory.get(part, ("bad", column), lambda part=part: (_scan(part, column),))[0]
+        found = _memory.get(part, ("bad", column), partial(lambda part: (_scan(part, column),), part))[0]
         if found is not None:
             return start + found
         start += len(part)
@@ -420,6 +439,7 @@ class Whitening:
     center: F64
     basis: F64
     rank: int
+    exact: bool
 
     @classmethod
     def of(
@@ -430,8 +450,12 @@ class Whitening:
         total: F64 | None = None,
         ridge: float = 0.0,
         rcond: float | None = None,
+        exact: bool = False,
     ) -> Whitening:
-        """Whitening of a covariance; `total` is the one it was subtracted from, whose round-off it carries."""
+        """Whitening of a covariance; `total` is the one it was subtracted from, whose round-off it carries.
+
+        `exact` whitens in float64 (see arrays.EXACT_ENTRIES).
+        """
         values, vectors = arrays.psd_eigh(covariance + ridge * np.eye(len(covariance)))
         if values[0] <= 0:
             raise OodometerError(
@@ -446,11 +470,11 @@ class Whitening:
         rank = int((values > floor).sum())
         if rank == 0:
             raise OodometerError("the within-class covariance is zero up to round-off: every class is a single point")
-        return cls(center, vectors[:, :rank] / np.sqrt(values[:rank]), rank)
+        return cls(center, vectors[:, :rank] / np.sqrt(values[:rank]), rank, exact)
 
     def points(self, rows: F64) -> F64:
         """Class means and the like, in float64."""
         return (rows - self.center) @ self.basis
 
     def __call__(self, x: Array) -> Array:
-        return project_out(x, self.center, self.basis)
+        return project(arrays.double(x) if self.exact else x, self.center, self.basis)

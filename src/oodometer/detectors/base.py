@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -15,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from oodometer import derived
-from oodometer.arrays import Array, first_not_finite, to_numpy
+from oodometer.arrays import Array, to_numpy
 from oodometer.bank import Bank, Head
-from oodometer.errors import NotFittedError, OodometerError
+from oodometer.errors import NotFittedError, OodometerError, OodometerWarning
 
 Cost = Literal["elementwise", "head", "classes", "subspace", "search"]
 """What scoring a row costs: C or D operations; a product with the head; with class statistics; with a D×D basis;
@@ -99,6 +100,11 @@ def param(
     """A hyperparameter with its meaning and its allowed values (`open` bounds are excluded)."""
     facts = {"doc": doc, "low": low, "high": high, "choices": tuple(choices), "open": open}
     return field(default=default, metadata=facts)
+
+
+def warn(message: str) -> None:
+    """Tell the user of a rule applied to an edge case, pointing at the call of `fit` or `score`."""
+    warnings.warn(message, OodometerWarning, stacklevel=5)
 
 
 class Detector:
@@ -327,7 +333,7 @@ def detector(
     """
 
     def declare(cls: D) -> D:
-        made = dataclass(kw_only=True, repr=False, eq=False)(cls)
+        made: Any = dataclass(kw_only=True, repr=False, eq=False)(cls)
         doc = (made.__doc__ or "").strip()
         made.card = Card(
             name=name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from oodometer import derived
-from oodometer.arrays import Array, norms, real, slices, to_numpy
+from oodometer.arrays import Array, norms, to_numpy
 from oodometer.bank import Bank
 from oodometer.detectors.base import Detector, detector, param
 from oodometer.errors import OodometerError
@@ -35,7 +35,8 @@ class KNN(Detector):
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         if self.k > len(train):
             raise OodometerError(
-                f"knn: k={self.k} neighbours are needed and the training bank has {len(train)} rows: choose k ≤ {len(train)}"
+                f"knn: k={self.k} neighbours are needed and the training bank has {len(train)} rows: "
+                f"choose k ≤ {len(train)}"
             )
         self.train_ = train
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Literal
 
-
 from oodometer import derived
 from oodometer.arrays import Array, like
 from oodometer.bank import Bank
@@ -48,7 +47,12 @@ class MDS(Detector):
         rows = max(len(train) - self.ddof, 1) if self.normalise else 1
         scatter = derived.within_scatter(train) if self.cov == "within" else total.scatter
         self.whitening_ = Whitening.of(
-            scatter / rows, total.mean, total=total.scatter / rows, ridge=self.ridge, rcond=self.rcond
+            scatter / rows,
+            total.mean,
+            total=total.scatter / rows,
+            ridge=self.ridge,
+            rcond=self.rcond,
+            exact=derived.is_small(train),
         )
         self.class_counts_, means = derived.class_means(train)
         self.class_points_ = self.whitening_.points(means)
@@ -82,14 +86,16 @@ class RMDS(Detector):
 
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         total = derived.moments(train)
-        covariance = total.scatter / total.count
+        covariance, small = total.scatter / total.count, derived.is_small(train)
         within = derived.within_scatter(train) / total.count
-        self.class_whitening_ = Whitening.of(within, total.mean, total=covariance)
-        self.global_whitening_ = Whitening.of(covariance, total.mean)
+        self.class_whitening_ = Whitening.of(within, total.mean, total=covariance, exact=small)
+        self.global_whitening_ = Whitening.of(covariance, total.mean, exact=small)
         counts, means = derived.class_means(train)
         self.class_points_ = self.class_whitening_.points(means[counts > 0])
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         h = derived.features(bank)
         background = self.global_whitening_(h)
-        return nearest_squared(self.class_whitening_(h), self.class_points_, xp) - xp.sum(background**2, axis=-1)
+        return nearest_squared(self.class_whitening_(h), self.class_points_, xp) - xp.sum(
+            background * background, axis=-1
+        )

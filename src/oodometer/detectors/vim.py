@@ -79,7 +79,7 @@ class Residual(Detector):
         self.center_, self.basis_ = null_space(train, self.dim, self.origin, "residual")
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        return norms(derived.project_out(derived.features(bank), self.center_, self.basis_), xp)
+        return norms(derived.project(derived.features(bank), self.center_, self.basis_), xp)
 
 
 @detector(
@@ -116,7 +116,7 @@ class ViM(Detector):
         self.alpha_ = logit / residual
 
     def _residual(self, bank: Bank, xp: ModuleType) -> Array:
-        return norms(derived.project_out(derived.features(bank), self.center_, self.basis_), xp)
+        return norms(derived.project(derived.features(bank), self.center_, self.basis_), xp)
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         return self.alpha_ * self._residual(bank, xp) - logsumexp(derived.logits(bank), xp)

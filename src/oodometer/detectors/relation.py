@@ -1,0 +1,56 @@
+"""Similarity to all training rows that share the prediction."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+
+from oodometer import derived
+from oodometer.arrays import Array, namespace, slices, softmax, to_numpy, unit
+from oodometer.bank import Bank
+from oodometer.derived import KEY_ROWS, QUERY_ROWS
+from oodometer.detectors.base import Detector, detector, param
+
+
+@detector(
+    "relation",
+    needs={"features", "logits"},
+    grid={"power": (1, 2, 4, 6, 8)},
+    cite="kim2023relation",
+    equation="−Σ_t k_t^power·1[k_t > .03], k_t = max(0, cos(h, h_t))·⟨p, p_t⟩",
+    cost="search",
+)
+class Relation(Detector):
+    """Neural relation graph: kernel sum over the training rows (Kim et al., NeurIPS 2023)."""
+
+    rowwise = False
+    power: float = param(1, "exponent of the kernel, applied after the threshold", low=0, open=True)
+    threshold: float = param(0.03, "kernels up to this value do not count", low=0.0)
+
+    def _fit(self, train: Bank, xp: ModuleType) -> None:
+        self.train_ = train
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        pieces = []
+        for rows in slices(len(bank), QUERY_ROWS):
+            query = bank.rows(rows)
+            q, p = self._keys(query)
+            total = np.zeros(len(query))
+            for block in self.train_.blocks(KEY_ROWS):
+                total += to_numpy(self._kernel_sum(q, p, *self._keys(block), xp))
+            pieces.append(-total)
+        return np.concatenate(pieces)
+
+    def _keys(self, bank: Bank) -> tuple[Array, Array]:
+        h, z = derived.features(bank), derived.logits(bank)
+        return unit(h, namespace(h)), softmax(z, namespace(z))
+
+    def _kernel_sum(self, q: Array, p: Array, keys: Array, key_p: Array, xp: ModuleType) -> Array:
+        kernel = q @ keys.T
+        kernel *= p @ key_p.T
+        # Below the threshold nothing counts, so negative cosines need no clipping of their own.
+        kernel *= kernel > self.threshold
+        if self.power != 1:
+            kernel = kernel**self.power
+        return xp.sum(kernel, axis=1)
