@@ -401,6 +401,10 @@ class Bank:
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Derived quantities stay behind: they can be computed again."""
+        return {**vars(self), "memory": {}}
+
     def __repr__(self) -> str:
         columns = ", ".join(
             f"{name}{list(self.row_shape(name)) or ''} {str(self._dtype(name)).removeprefix('torch.')}"

@@ -50,6 +50,7 @@ class Parameter:
     """One hyperparameter: default, allowed values, meaning."""
 
     name: str
+    kind: str
     default: Any
     low: float | None
     high: float | None
@@ -65,9 +66,9 @@ class Parameter:
             return
         if self.low is None and self.high is None:
             return
-        whole = isinstance(self.default, int) and not isinstance(self.default, bool)
+        whole = "float" not in self.kind
         number = isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and not whole)
-        if (value is None and self.default is None) or (number and not isinstance(value, bool) and self._inside(value)):
+        if (value is None and "None" in self.kind) or (number and not isinstance(value, bool) and self._inside(value)):
             return
         raise OodometerError(
             f"{owner}: {self.name} must be {'an integer' if whole else 'a number'} {self.range}; found {value!r}"
@@ -358,6 +359,7 @@ def _parameter(f: dataclasses.Field[Any]) -> Parameter:
     facts = f.metadata
     return Parameter(
         name=f.name,
+        kind=str(f.type),
         default=f.default if f.default is not dataclasses.MISSING else None,
         low=facts.get("low"),
         high=facts.get("high"),
