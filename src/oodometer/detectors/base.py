@@ -165,11 +165,16 @@ class Detector:
     def _score_all(self, bank: Bank) -> npt.NDArray[np.float64]:
         if not len(bank):
             return np.zeros(0)
-        if "logits" in self.card.needs:
+        if "logits" in self.needs:
             bank = derived.with_logits(bank)
         blocks = bank.blocks() if self.rowwise else [bank]
         pieces = [to_numpy(self._score(block, block.xp)) for block in blocks]
         return np.concatenate(pieces).astype(np.float64) + 0.0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads of a bank; a composition adds what its inner detector reads."""
+        return self.card.needs
 
     @property
     def is_fitted(self) -> bool:
@@ -212,7 +217,7 @@ class Detector:
             )
         if role != "score" and not len(bank):
             raise OodometerError(f"{name}: the {role} bank has no rows; fitting needs at least one")
-        for need in sorted(self.card.needs):
+        for need in sorted(self.needs):
             self._check_need(bank, need, role, with_labels=with_labels)
 
     def _check_need(self, bank: Bank, need: str, role: str, *, with_labels: bool) -> None:
@@ -255,7 +260,7 @@ class Detector:
             return bank
         if bank.head is None:
             usable = "features" in bank.columns and "logits" not in bank.columns
-            return bank.with_head(known) if usable or "head" in self.card.needs else bank
+            return bank.with_head(known) if usable or "head" in self.needs else bank
         if not bank.head.same_as(known):
             raise OodometerError(
                 f"{self.card.name}: this bank's head differs from the training bank's: "

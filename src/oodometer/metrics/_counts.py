@@ -42,13 +42,23 @@ def as_scores(scores: ArrayLike, side: str, *, finite: bool = False) -> Floats:
         raise OodometerError(f"{side} scores: real numbers were needed, dtype {raw.dtype} was found.")
     values = raw.astype(np.float64)
     _check_values(values, side, finite)
-    if raw.dtype.itemsize >= 8 and raw.dtype != np.float64 and not (values.astype(raw.dtype) == raw).all():
+    if not _is_exact(values, raw):
         raise OodometerError(
             f"{side} scores: some {raw.dtype} values have no exact float64 and could become ties. "
             "Pass their ranks instead, for instance np.unique(scores, return_inverse=True)[1] on all rows."
         )
     values += 0.0  # −0.0 becomes +0.0
     return values
+
+
+def _is_exact(values: Floats, raw: NDArray[Any]) -> bool:
+    """Whether float64 holds every raw value."""
+    if raw.dtype.kind not in "iu" or raw.dtype.itemsize < 8:
+        return raw.dtype.itemsize <= 8 or bool((values.astype(raw.dtype) == raw).all())
+    # An integer is exact iff it is a multiple of the distance between neighbouring float64. Casting back instead
+    # would overflow at the end of the integer range.
+    steps = np.maximum(np.abs(np.spacing(values)), 1).astype(raw.dtype)
+    return not (raw % steps).any()
 
 
 def _check_values(values: Floats, side: str, finite: bool) -> None:
@@ -122,6 +132,11 @@ class Side:
         """Check and sort the scores once."""
         ordered = as_scores(scores, side, finite=finite)
         ordered.sort()
+        return cls.of_sorted(ordered)
+
+    @classmethod
+    def of_sorted(cls, ordered: Floats) -> Side:
+        """Of scores that were checked and sorted before; there may be none."""
         new = ordered[1:] != ordered[:-1]
         if new.all():
             return cls(ordered, len(ordered), None)
@@ -136,12 +151,13 @@ class Side:
     @property
     def at(self) -> Floats:
         """How many scores equal each distinct value."""
-        return np.diff(self.below())
+        below = self.below()
+        return below[1:] - below[:-1]
 
 
 @dataclass(frozen=True)
 class View:
-    """Counts at distinct values of the positive class, along the last axis, in any order.
+    """Counts at distinct values of the positive class, ascending, along the last axis.
 
     Thresholds between two positive values change no true positive, so these points are all a metric needs.
     Leading axes, if any, are repetitions of a bootstrap.
@@ -153,6 +169,18 @@ class View:
     fp_before: Floats  # negatives strictly more positive
     n_pos: int
     n_neg: int
+    rising: bool  # whether the counts grow along the axis (ID positive: low scores are the most positive ones)
+
+    def reaching(self, positives: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(TP, FP) at the most positive value that flags so many positives; all rows if no value here does."""
+        found = np.count_nonzero(self.tp >= positives, axis=-1)
+        place = self.tp.shape[-1] - found if self.rising else found - 1
+        return _pick(self.tp, place, found, self.n_pos), _pick(self.fp, place, found, self.n_neg)
+
+    def admitting(self, negatives: int) -> NDArray[Any]:
+        """TP at the least positive value that flags at most so many negatives; 0 if no value here does."""
+        found = np.count_nonzero(self.fp <= negatives, axis=-1)
+        return _pick(self.tp, found - 1 if self.rising else self.tp.shape[-1] - found, found, 0)
 
     @cached_property
     def at(self) -> Floats:
@@ -176,6 +204,14 @@ class View:
         nothing = flagged == 0
         flagged += nothing
         return np.true_divide(self.tp_before + nothing, flagged)
+
+
+def _pick(counts: Floats, place: Any, found: Any, otherwise: int) -> NDArray[Any]:
+    """The count at a place of each row, where anything was found; counts are monotone, so this replaces a search."""
+    if counts.ndim == 1:
+        return np.asarray(counts[place] if found else otherwise)
+    inside = np.clip(place, 0, counts.shape[-1] - 1)
+    return np.where(found > 0, np.take_along_axis(counts, inside[..., None], -1)[..., 0], otherwise)
 
 
 @dataclass(frozen=True)
@@ -229,8 +265,8 @@ class Counts:
         ood_upto = ood_below[..., merge.ood_upto]
         ood_under = ood_below[..., merge.ood_below] if tied else ood_upto
         return cls(
-            ood=View(ood_from[..., :-1], ood_from[..., 1:], id_from, id_above, n_pos=m, n_neg=n),
-            id=View(id_below[..., 1:], id_below[..., :-1], ood_upto, ood_under, n_pos=n, n_neg=m),
+            ood=View(ood_from[..., :-1], ood_from[..., 1:], id_from, id_above, n_pos=m, n_neg=n, rising=False),
+            id=View(id_below[..., 1:], id_below[..., :-1], ood_upto, ood_under, n_pos=n, n_neg=m, rising=True),
         )
 
 

@@ -125,8 +125,7 @@ def _fpr(tpr: float, positive: str) -> Metric:
     """FPR at the most positive value whose flagged part holds `tpr` of the positives."""
 
     def part(view: View) -> NDArray[Any]:
-        reached = view.tp >= smallest_count(tpr, view.n_pos)
-        return np.asarray(np.where(reached, view.fp, view.n_neg).min(-1))
+        return view.reaching(smallest_count(tpr, view.n_pos))[1]
 
     return Metric(positive, np.minimum, part, lambda fp, v: fp / v.n_neg)
 
@@ -135,8 +134,7 @@ def _tpr(fpr: float) -> Metric:
     """TPR at the last value that admits at most `fpr` of the negatives; flagging nothing is admitted."""
 
     def part(view: View) -> NDArray[Any]:
-        admitted = view.fp <= largest_count(fpr, view.n_neg)
-        return np.asarray(np.where(admitted, view.tp, 0).max(-1))
+        return view.admitting(largest_count(fpr, view.n_neg))
 
     return Metric("ood", np.maximum, part, lambda tp, v: tp / v.n_pos)
 
@@ -164,10 +162,7 @@ def _accuracy_keeping(tnr: float) -> Metric:
     """(TN + TP) / all at the smallest ID score with #{ID <= t} / n >= tnr."""
 
     def part(view: View) -> NDArray[Any]:
-        reached = view.tp >= smallest_count(tnr, view.n_pos)
-        kept = np.where(reached, view.tp, view.n_pos).min(-1)
-        missed = np.where(reached, view.fp, view.n_neg).min(-1)
-        return np.stack([kept, missed])
+        return np.stack(view.reaching(smallest_count(tnr, view.n_pos)))
 
     return Metric("id", np.minimum, part, lambda x, v: (x[0] + v.n_neg - x[1]) / (v.n_pos + v.n_neg))
 
@@ -192,7 +187,7 @@ def _least_error(prior: float | Literal["empirical"]) -> Metric:
 def harmonic_mean(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """2ab / (a + b), and 0 where both are 0."""
     total = np.asarray(a + b)
-    return np.divide(2 * a * b, total, out=np.zeros(total.shape), where=total > 0)
+    return np.asarray(np.divide(2 * a * b, total, out=np.zeros(total.shape), where=total > 0))
 
 
 RANKING = {

@@ -77,7 +77,7 @@ def aufpr(
     calibration: ArrayLike | None = None,
 ) -> float:
     """The area under FPR(t): how far the ID scores reach up the scale. On a fixed scale it needs ID only."""
-    return _areas(id_scores, ood_scores, low, high, scale, calibration)[0]
+    return _areas(id_scores, ood_scores, low=low, high=high, scale=scale, calibration=calibration)[0]
 
 
 def aufnr(
@@ -90,7 +90,7 @@ def aufnr(
     calibration: ArrayLike | None = None,
 ) -> float:
     """The area under FNR(t): how far the OOD scores stay from the top of the scale."""
-    return _areas(id_scores, ood_scores, low, high, scale, calibration)[1]
+    return _areas(id_scores, ood_scores, low=low, high=high, scale=scale, calibration=calibration)[1]
 
 
 def autc(
@@ -112,20 +112,21 @@ def autc(
     "evaluated" — minimum and maximum of the evaluated scores: pytorch-ood's, and a leak.
     """
     check_fraction(weight, "weight")
-    fpr, fnr = _areas(id_scores, ood_scores, low, high, scale, calibration)
+    fpr, fnr = _areas(id_scores, ood_scores, low=low, high=high, scale=scale, calibration=calibration)
     return weight * fpr + (1 - weight) * fnr
 
 
 def _areas(
     id_scores: ArrayLike,
     ood_scores: ArrayLike,
+    *,
     low: float | None,
     high: float | None,
     scale: str,
     calibration: ArrayLike | None,
 ) -> tuple[float, float]:
     id_values, ood_values = as_scores(id_scores, "ID", finite=True), as_scores(ood_scores, "OOD", finite=True)
-    unit = _unit(id_values, ood_values, low, high, scale, calibration)
+    unit = _unit(id_values, ood_values, low=low, high=high, scale=scale, calibration=calibration)
     # ∫ 1[x > t] dt over [0, 1] is x, so the areas are means (Beyond AUROC, section 4.1). fsum-like: sorted.
     id_unit, ood_unit = np.sort(unit.apply(id_values, "ID")), np.sort(unit.apply(ood_values, "OOD"))
     return float(id_unit.mean()), float(1 - ood_unit.mean())
@@ -134,6 +135,7 @@ def _areas(
 def _unit(
     id_values: Floats,
     ood_values: Floats,
+    *,
     low: float | None,
     high: float | None,
     scale: str,
