@@ -55,8 +55,10 @@ def block_table(
     _one_of("missing", missing, ("error", "drop"))
     _one_of("correlated", correlated, ("refuse", "mean-rank"))
     values = _numbers(X)
-    method_names = _labels(names, getattr(X, "columns", None), values.shape[1], "names", "method")
-    block_names = _labels(blocks, getattr(X, "index", None), values.shape[0], "blocks", "block")
+    # Only a frame has columns; a list has an `index` too, its method.
+    own_names, own_blocks = (X.columns, X.index) if hasattr(X, "columns") else (None, None)
+    method_names = _labels(names, own_names, values.shape[1], "names", "method")
+    block_names = _labels(blocks, own_blocks, values.shape[0], "blocks", "block")
     if len(set(method_names)) < len(method_names):
         raise OodometerError(f"names: every method needs its own name, {list(method_names)} was found.")
     table = _without_missing(BlockTable(values, method_names, block_names), missing)
@@ -69,9 +71,7 @@ def block_table(
     return _mean_ranks(table, keys, _direction(higher_is_better))
 
 
-def pivot(
-    frame: pd.DataFrame, *, rows: Sequence[str], method: str = "method", value: str = "value"
-) -> pd.DataFrame:
+def pivot(frame: pd.DataFrame, *, rows: Sequence[str], method: str = "method", value: str = "value") -> pd.DataFrame:
     """A tidy frame as blocks × methods; two values for one cell are an error, an absent cell is NaN."""
     absent = [column for column in (*rows, method, value) if column not in frame.columns]
     if absent:
@@ -133,7 +133,7 @@ def _labels(given: Sequence[Hashable] | None, own: Any, length: int, name: str, 
 
 
 def _without_missing(table: BlockTable, missing: Missing) -> BlockTable:
-    gaps = np.isnan(table.values).any(axis=1)
+    gaps: NDArray[np.bool_] = np.asarray(np.isnan(table.values).any(axis=1))
     if not gaps.any():
         return table
     dropped = tuple(label for label, gap in zip(table.blocks, gaps, strict=True) if gap)
@@ -144,7 +144,9 @@ def _without_missing(table: BlockTable, missing: Missing) -> BlockTable:
             f"table: every method needs a value in every block; block {table.blocks[row]!r} lacks {lacking} "
             f'({int(gaps.sum())} such blocks). Complete it, or say missing="drop" to leave these blocks out.'
         )
-    warnings.warn(f"{len(dropped)} blocks with missing values left out: {list(dropped)}", OodometerWarning, stacklevel=4)
+    warnings.warn(
+        f"{len(dropped)} blocks with missing values left out: {list(dropped)}", OodometerWarning, stacklevel=4
+    )
     kept = tuple(label for label, gap in zip(table.blocks, gaps, strict=True) if not gap)
     return BlockTable(table.values[~gaps], table.names, kept, dropped)
 

@@ -213,6 +213,11 @@ def _matrix(pvalues: Any) -> Floats:
 
 
 def _names(pvalues: Any, names: Sequence[Hashable] | None, k: int) -> tuple[Hashable, ...]:
+    if hasattr(pvalues, "columns") and list(pvalues.index) != list(pvalues.columns):
+        raise OodometerError(
+            "pvalues: rows and columns with the same names in the same order were needed, "
+            f"{list(pvalues.index)} and {list(pvalues.columns)} were found."
+        )
     own = pvalues.names if isinstance(pvalues, Pairwise) else getattr(pvalues, "columns", range(k))
     labels = tuple(own if names is None else names)
     if len(labels) != k or len(set(labels)) != k:

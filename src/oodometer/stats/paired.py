@@ -53,9 +53,7 @@ class PairedTest:
 # ------------------------------------------------------------------------------------------------ paired samples
 
 
-def wilcoxon(
-    x: ArrayLike, y: ArrayLike, *, zero_method: ZeroMethod = "wilcox", method: Method = "auto"
-) -> PairedTest:
+def wilcoxon(x: ArrayLike, y: ArrayLike, *, zero_method: ZeroMethod = "wilcox", method: Method = "auto") -> PairedTest:
     """Wilcoxon's signed-rank test, two-sided.
 
     `zero_method`: zero differences are removed first ("wilcox"), ranked and then dropped ("pratt"), or ranked and

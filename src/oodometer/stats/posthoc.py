@@ -20,7 +20,7 @@ from oodometer.stats.ranks import Friedman, RankSums, friedman_of, rank_sums
 if TYPE_CHECKING:
     import pandas as pd
 
-Adjust = Literal["holm", "bonferroni"] | None
+Adjust = Literal["holm", "bonferroni", "none"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def nemenyi(
     sums = rank_sums(X, higher_is_better=higher_is_better, names=names, missing=missing)
     q = _ratios(sums.average, _rank_error(*sums.table.shape)) * math.sqrt(2)
     pvalues = _studentized_range(q, len(sums.table.names))
-    return _pairwise(sums, "Nemenyi", q, pvalues, pvalues, "studentized range")
+    return _pairwise(sums, "Nemenyi", q, unadjusted=pvalues, pvalues=pvalues, adjust="studentized range")
 
 
 def critical_difference(n_methods: int, n_blocks: int, *, alpha: float = 0.05) -> float:
@@ -166,11 +166,11 @@ def _studentized_range(q: Floats, k: int) -> Floats:
 
 
 def _of_ranks(sums: RankSums, test: str, statistics: Floats, pvalues: Floats, adjust: Adjust) -> Pairwise:
-    return _pairwise(sums, test, statistics, pvalues, adjusted(pvalues, adjust), adjust or "none")
+    return _pairwise(sums, test, statistics, unadjusted=pvalues, pvalues=adjusted(pvalues, adjust), adjust=adjust)
 
 
 def _pairwise(
-    sums: RankSums, test: str, statistics: Floats, unadjusted: Floats, pvalues: Floats, adjust: str
+    sums: RankSums, test: str, statistics: Floats, *, unadjusted: Floats, pvalues: Floats, adjust: str
 ) -> Pairwise:
     means = sums.table.values.mean(axis=0)
     return Pairwise(
@@ -228,7 +228,7 @@ def test_pairs(values: Floats, test: str) -> tuple[Floats, Floats]:
 
 def _warn_if_hopeless(b: int, k: int, adjust: Adjust) -> None:
     """With too few blocks even unanimous ones stay above .05 after the adjustment."""
-    smallest = 2.0 ** (1 - b) * (k * (k - 1) // 2 if adjust else 1)
+    smallest = 2.0 ** (1 - b) * (1 if adjust == "none" else k * (k - 1) // 2)
     if smallest > 0.05:
         warnings.warn(
             f"{b} blocks and {k} methods: no pair can reach p ≤ .05 (smallest possible: {min(smallest, 1):.2g}); "
@@ -260,10 +260,10 @@ def bonferroni(pvalues: ArrayLike) -> Floats:
 def adjusted(matrix: Floats, adjust: Adjust) -> Floats:
     """A symmetric matrix with each pair adjusted once for all pairs."""
     procedures = {"holm": holm, "bonferroni": bonferroni}
-    if adjust is None:
+    if adjust == "none":
         return matrix
     if adjust not in procedures:
-        raise OodometerError(f'adjust: "holm", "bonferroni" or None was needed, {adjust!r} was found.')
+        raise OodometerError(f"adjust: 'holm', 'bonferroni' or 'none' was needed, {adjust!r} was found.")
     pairs = np.triu_indices(len(matrix), 1)
     result = np.ones_like(matrix)
     result[pairs] = procedures[adjust](np.minimum(matrix[pairs], 1.0))
