@@ -10,17 +10,28 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 from oodometer import __version__
 from oodometer.errors import OodometerError
 
-COMMANDS = {
+_SUMMARIES = {
+    "demo": "a complete small study on real digits, in seconds",
+    "init": "write a study file to start from",
+    "extract": "run a network over images once, into a bank",
+    "train": "train a small classifier to extract from",
     "list": "every detector with its needs, parameters and search grid",
     "score": "fit detectors on a training bank and score test banks",
     "metrics": "AUROC, FPR@95, AUPR … of a table of scores",
-    "doctor": "versions, threads, GPU, extras, and a quick self-check",
-    "demo": "a complete small study on real digits, in seconds",
+    "split": "folds of in- and out-of-distribution rows",
+    "run": "a whole study: folds × detectors × parameters, resumable",
+    "compare": "rank detectors: which differences are more than chance",
+    "fidelity": "how well a protocol's ranking tells the true one",
+    "report": "tables and figures of a study as one page",
+    "guard": "a fitted detector with its threshold, for production",
+    "doctor": "versions, threads, GPU, extras, and a check of your banks",
 }
+COMMANDS = {name: about for name, about in _SUMMARIES.items() if find_spec(f"oodometer.cli.{name}")}
 """Each is the module of its name, imported only when called: `oodometer --help` loads nothing heavy."""
 
 OK, FAILED, MISUSE, INTERRUPTED = 0, 1, 2, 130

@@ -6,7 +6,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import tyro
@@ -27,7 +31,8 @@ def parse(options: type[T], arguments: Sequence[str], *, command: str, about: st
     return tyro.cli(
         options,
         prog=f"oodometer {command}",
-        description=about.strip(),
+        # The parser joins lines that start with a letter.
+        description=indent(about.strip(), "  "),
         args=arguments,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
@@ -69,6 +74,18 @@ def _colourful() -> bool:
 def write_json(value: Any) -> None:
     """Strict JSON on standard output: not-a-number becomes null."""
     sys.stdout.write(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A file to write instead of the target; it takes its place when complete, and is gone when not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{uuid.uuid4().hex[:8]}.partial{target.suffix}")
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:
