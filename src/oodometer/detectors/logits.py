@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Literal
 
 import numpy as np
+from array_api_compat import device
 
 from oodometer import derived
 from oodometer.arrays import Array, log_softmax, logsumexp, softmax, top_values
@@ -22,6 +23,22 @@ def _temperature(default: float = 1.0) -> float:
     return value
 
 
+def max_softmax(z: Array, xp: ModuleType) -> Array:
+    """The largest softmax probability of each row."""
+    # max softmax = 1 / Σ exp(z − max z): no division of the whole matrix.
+    return 1 / xp.sum(xp.exp(z - xp.max(z, axis=-1, keepdims=True)), axis=-1)
+
+
+def odds(z: Array, xp: ModuleType) -> Array:
+    """p_c / max p for every class but the predicted one, whose place holds zero.
+
+    Of a confident row 1 − p keeps no digit, its odds keep all: scores written in them do not tie.
+    """
+    ratios = xp.exp(z - xp.max(z, axis=-1, keepdims=True))
+    top = xp.argmax(z, axis=-1)[:, None] == xp.arange(z.shape[-1], device=device(z))[None, :]
+    return xp.where(top, xp.zeros_like(ratios), ratios)
+
+
 @detector(
     "msp",
     needs={"logits"},
@@ -34,9 +51,7 @@ class MSP(Detector):
     temperature: float = _temperature()
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        z = derived.logits(bank) / self.temperature
-        # max softmax = 1 / Σ exp(z − max z): no division of the whole matrix.
-        return -1 / xp.sum(xp.exp(z - xp.max(z, axis=-1, keepdims=True)), axis=-1)
+        return -max_softmax(derived.logits(bank) / self.temperature, xp)
 
 
 @detector(
@@ -113,3 +128,91 @@ class GEN(Detector):
             top = xp.clip(top, self.clamp, 1 - self.clamp)
         terms = (top * (1 - top)) ** self.gamma
         return xp.sum(terms, axis=-1) if self.reduction == "sum" else xp.mean(terms, axis=-1)
+
+
+@detector(
+    "collision",
+    needs={"logits"},
+    cite="renyi1961measures",
+    equation="−log Σ_c p_c²",
+    aliases=("pce",),
+)
+class Collision(Detector):
+    """Collision entropy of the softmax (Rényi entropy of order 2)."""
+
+    temperature: float = _temperature()
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        o = odds(derived.logits(bank) / self.temperature, xp)
+        # With p = o/(1 + Σo): Σp² = (1 + Σo²)/(1 + Σo)².
+        return 2 * xp.log1p(xp.sum(o, axis=-1)) - xp.log1p(xp.sum(o * o, axis=-1))
+
+
+@detector(
+    "doctor_alpha",
+    needs={"logits"},
+    cite="granese2021doctor",
+    equation="(1 − g)/g, g = Σ_c p_c²",
+    aliases=("doctor",),
+)
+class DoctorAlpha(Detector):
+    """DOCTOR's D_α: odds that two draws from the softmax differ (Granese et al., NeurIPS 2021). Ranks as collision."""
+
+    temperature: float = _temperature()
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        o = odds(derived.logits(bank) / self.temperature, xp)
+        total, squares = xp.sum(o, axis=-1), xp.sum(o * o, axis=-1)
+        return (2 * total + (total * total - squares)) / (1 + squares)
+
+
+@detector(
+    "renyi",
+    needs={"logits"},
+    grid={"gamma": GAMMAS, "m": TOP_CLASSES[1:]},
+    cite="renyi1961measures",
+    equation="log Σ_{i≤M} p_(i)^γ / (1 − γ); at γ = 1: −Σ_{i≤M} p_(i) log p_(i)",
+    aliases=("ren",),
+)
+class Renyi(Detector):
+    """Rényi entropy of the top M probabilities.
+
+    Over all classes it tends to the entropy as γ → 1. Over fewer the sum is not one, the limit does not exist, and
+    γ = 1 means the entropy terms of the top M. For m = 1 and γ < 1 certain rows get the higher score: use gen there.
+    """
+
+    gamma: float = param(0.1, "order; small values weigh the tail", low=0.0, high=np.inf, open=True)
+    m: int | None = param(None, "how many of the largest probabilities count (None: all classes)", low=1)
+    temperature: float = _temperature()
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        # 1/(1 − γ) magnifies the round-off of the logarithm.
+        logp = log_softmax(xp.astype(derived.logits(bank), xp.float64) / self.temperature, xp)
+        if self.m is not None and self.m < logp.shape[-1]:
+            logp = top_values(logp, self.m, xp)
+        if self.gamma == 1:
+            return -xp.sum(xp.exp(logp) * logp, axis=-1)
+        return logsumexp(self.gamma * logp, xp) / (1 - self.gamma)
+
+
+@detector(
+    "guessing",
+    needs={"logits"},
+    cite="massey1994guessing",
+    equation="Σ_{i≤M} i·p_(i)",
+    aliases=("ge",),
+)
+class Guessing(Detector):
+    """Guessing entropy: how many guesses, best first, until the class is found.
+
+    With m below the number of classes an even spread over many classes counts as certain.
+    """
+
+    m: int | None = param(None, "how many of the largest probabilities count (None: all classes)", low=1)
+    temperature: float = _temperature()
+
+    def _score(self, bank: Bank, xp: ModuleType) -> Array:
+        p = softmax(derived.logits(bank) / self.temperature, xp)
+        top = top_values(p, self.m or p.shape[-1], xp)
+        places = xp.arange(1, top.shape[-1] + 1, dtype=top.dtype, device=device(top))
+        return xp.sum(top * places, axis=-1)
