@@ -24,9 +24,15 @@ lint: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/oodometer demo
 
-bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r bench/requirements.txt
-	$(BIN)/python -m bench
+bench: .venv-bench/.installed
+	.venv-bench/bin/python -m bench
+
+# Peers live apart, so that none of them can move what the tests run on.
+.venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torch]" -r bench/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps pytorch-ood==0.4.0
+	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-core build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
