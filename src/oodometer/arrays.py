@@ -174,6 +174,14 @@ def unit(x: Array, xp: ModuleType) -> Array:
     return x / xp.where(length > 0, length, xp.ones_like(length))
 
 
+def pooled(x: Array) -> Array:
+    """Maps (rows × channels × positions …) averaged over their positions; a matrix stays as it is."""
+    if x.ndim <= 2:
+        return x
+    xp = namespace(x)
+    return xp.mean(xp.reshape(x, (x.shape[0], x.shape[1], -1)), axis=-1)
+
+
 def take_columns(x: Array, columns: Array, xp: ModuleType) -> Array:
     """x[i, columns[i]] for every row i."""
     return xp.take_along_axis(x, columns[:, None], axis=-1)[:, 0]

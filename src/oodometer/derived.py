@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -69,6 +69,11 @@ class _Memory:
 
 
 _memory = _Memory()
+
+
+def remember(bank: Bank, key: Any, compute: Callable[[], T]) -> T:
+    """The value computed for this bank under this key, or computed and kept now (for quantities of one method)."""
+    return _memory.get(bank, key, compute)
 
 
 def _nbytes(value: Any) -> int:
@@ -183,19 +188,23 @@ def moments(bank: Bank, column: str = "features", *, unit: bool = False) -> Mome
 
 
 def _part_moments(bank: Bank, column: str, unit: bool) -> Moments:
+    return moments_of(_rows_of(block, column, unit) for block in bank.blocks(_block_rows(bank, column)))
+
+
+def moments_of(blocks: Iterable[Array]) -> Moments:
+    """Mean and scatter of rows that come in blocks (for features that exist only while they are computed)."""
     count, shift, total, scatter = 0, None, None, None
-    for block in bank.blocks(_block_rows(bank, column)):
-        x = _rows_of(block, column, unit)
-        xp = namespace(x)
-        x = xp.astype(x, xp.float64)
+    for block in blocks:
+        xp = namespace(block)
+        x = xp.astype(block, xp.float64)
         if shift is None:
             # Any point near the data keeps the products small; the exact mean is not needed for that.
             shift = xp.mean(x, axis=0)
             total, scatter = xp.zeros_like(shift), 0.0
-        x = x - shift
-        scatter = scatter + x.T @ x
-        total = total + xp.sum(x, axis=0)
-        count += x.shape[0]
+        gap = x - shift
+        scatter = scatter + gap.T @ gap
+        total = total + xp.sum(gap, axis=0)
+        count += gap.shape[0]
     if shift is None:
         raise OodometerError("no rows: fitting needs at least one training row")
     offset = to_numpy(total) / count
@@ -220,8 +229,35 @@ def _rows_of(block: Bank, column: str, unit: bool) -> Array:
     if column == "softmax":
         z = logits(block)
         return arrays.softmax(z, namespace(z))
-    x = logits(block) if column == "logits" else real(block[column])
+    x = logits(block) if column == "logits" else arrays.pooled(real(block[column]))
     return arrays.unit(x, namespace(x)) if unit else x
+
+
+def column_blocks(bank: Bank, column: str) -> Iterator[Bank]:
+    """Blocks of rows sized by one column, which may be far wider than the features (maps, many passes)."""
+    width = arrays.row_bytes(bank.rows(slice(0, 0))[column])
+    return bank.blocks(max(1, min(arrays.block_rows(width, cpu=bank.on_cpu), MAP_BLOCK_BYTES // max(width, 1))))
+
+
+MAP_BLOCK_BYTES = 64 << 20
+"""The most that one block of a wide column takes, however few rows that makes."""
+
+
+def mean(bank: Bank, column: str = "features") -> F64:
+    """Mean row of a column, alone: the moments cost a product of the column with itself."""
+
+    def compute() -> F64:
+        if len(bank.parts) > 1:
+            shares = [len(part) / len(bank) for part in bank.parts]
+            return np.asarray(sum(share * mean(part, column) for share, part in zip(shares, bank.parts, strict=True)))
+        total = np.zeros(())
+        for block in column_blocks(bank, column):
+            x = _rows_of(block, column, unit=False)
+            xp = namespace(x)
+            total = total + to_numpy(xp.sum(x, axis=0, dtype=xp.float64))
+        return total / len(bank)
+
+    return _memory.get(bank, ("mean", column), compute)
 
 
 Grouping = Literal["label", "prediction", "correct"]
@@ -283,6 +319,10 @@ class Spectrum:
         """How many components keep this share of the variance: #(cumulative share ≤ variance) + 1."""
         share = np.cumsum(self.values) / self.values.sum()
         return min(int((share <= variance).sum()) + 1, len(self.values))
+
+    def rank(self, eps: float = float(np.finfo(np.float64).eps)) -> int:
+        """How many eigenvalues stand above the round-off of the precision they were computed in."""
+        return int((self.values > len(self.values) * eps * self.values[0]).sum())
 
 
 def spectrum(bank: Bank, column: str = "features", *, unit: bool = False) -> Spectrum:

@@ -142,7 +142,9 @@ class Detector:
         return self
 
     def _fit_on(self, train: Bank, val: Bank | None) -> None:
-        rows = derived.with_logits(self._fitting_rows(train, val))
+        rows = self._fitting_rows(train, val)
+        if "logits" in self.needs:
+            rows = derived.with_logits(rows)
         self._fit(rows, rows.xp)
 
     @final

@@ -8,48 +8,75 @@ from typing import Literal
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, logsumexp, norms, to_numpy
+from oodometer.arrays import Array, like, logsumexp, norms, to_numpy
 from oodometer.bank import Bank
-from oodometer.derived import F64
-from oodometer.detectors.base import CalibrationRows, Detector, detector, param
+from oodometer.derived import F64, Spectrum
+from oodometer.detectors.base import CalibrationRows, Detector, detector, param, warn
 from oodometer.errors import OodometerError
 
 Origin = Literal["rank-aware", "float32", "mean"]
+Dim = int | float | str
 
 
-def null_space(train: Bank, dim: int | float | str, origin: Origin, name: str) -> tuple[F64, F64]:
+def null_space(train: Bank, dim: Dim, origin: Origin, name: str) -> tuple[F64, F64]:
     """The centre u and the eigenvectors beyond the first `dim` of the covariance about u (not re-centred)."""
-    width = train.row_shape("features")[0]
+    spectrum, eps = _spectrum(train, origin)
+    principal = principal_dim(dim, spectrum, name)
+    rank = spectrum.rank(eps)
+    if principal > rank:
+        raise OodometerError(
+            f"{name}: dim={dim!r} asks for {principal} principal directions, the {len(train)} fitting rows span "
+            f"{rank}: the others would be arbitrary. Choose dim ≤ {rank}, or fit on more rows"
+        )
+    return spectrum.center, spectrum.vectors[:, principal:]
+
+
+def _spectrum(train: Bank, origin: Origin) -> tuple[Spectrum, float]:
+    """The spectrum about the chosen origin and the precision it was computed in."""
     if origin == "float32":
-        return _null_space_float32(train, principal_dim(dim, width, None, name))
+        _warn_of_round_off(train)
+        found = derived.remember(train, "spectrum_float32", lambda: _spectrum_float32(train))
+        return found, float(np.finfo(np.float32).eps)
     center = derived.moments(train).mean if origin == "mean" else derived.origin(train)[0]
-    spectrum = derived.spectrum_about(train, center, origin)
-    return center, spectrum.vectors[:, principal_dim(dim, width, spectrum, name) :]
+    return derived.spectrum_about(train, center, origin), float(np.finfo(np.float64).eps)
 
 
-def _null_space_float32(train: Bank, dim: int) -> tuple[F64, F64]:
-    """Peers' arithmetic: float32 pinv with rcond 1e-15, float32 covariance (keeps the spurious singular value)."""
-    if train.head is None:
-        raise OodometerError("the origin −W⁺b needs a head: Bank(…, head=Head(weight, bias))")
+def _spectrum_float32(train: Bank) -> Spectrum:
+    """Peers' arithmetic: NumPy's float32 pinv with its fixed cut-off 1e-15, float32 covariance, all in one product."""
+    assert train.head is not None, "derived.origin has refused a bank without a head"
     weight = to_numpy(train.head.weight).astype(np.float32)
-    u = -np.linalg.pinv(weight) @ to_numpy(train.head.bias).astype(np.float32)
+    u = -np.linalg.pinv(weight, rcond=1e-15) @ to_numpy(train.head.bias).astype(np.float32)
     x = to_numpy(train.features).astype(np.float32) - u
-    _, vectors = np.linalg.eigh((x.T @ x / len(x)).astype(np.float32))
-    return u.astype(np.float64), vectors[:, ::-1][:, dim:].astype(np.float64)
+    values, vectors = np.linalg.eigh(x.T @ x / len(x))
+    descending = np.maximum(values[::-1], 0).astype(np.float64)
+    return Spectrum(descending, vectors[:, ::-1].astype(np.float64), u.astype(np.float64))
 
 
-def principal_dim(dim: int | float | str, width: int, spectrum: derived.Spectrum | None, name: str) -> int:
+def _warn_of_round_off(train: Bank) -> None:
+    _, rank = derived.origin(train)
+    assert train.head is not None
+    full = min(train.head.weight.shape)
+    if rank < full:
+        # The inverse of a singular value that is round-off differs between BLAS kernels (AVX2, AVX-512, …).
+        warn(
+            f"origin='float32' inverts a head of rank {rank} as if it had rank {full}: its origin, and scores from the "
+            "third digit on, depend on this machine's BLAS. Use origin='rank-aware' unless a peer must be matched"
+        )
+
+
+def principal_dim(dim: Dim, spectrum: Spectrum, name: str) -> int:
     """The size of the principal subspace: a count, a share of the variance, or the ladder of the ViM paper."""
-    if dim == "paper":
+    width = len(spectrum.values)
+    if dim == "paper" and width > 1:
         return 1000 if width >= 2048 else 512 if width >= 768 else width // 2
-    if isinstance(dim, float) and 0 < dim < 1 and spectrum is not None:
-        return spectrum.components(dim)
-    if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 0 < dim < width:
+    share = isinstance(dim, float | np.floating) and 0 < dim < 1
+    count = spectrum.components(float(dim)) if share else dim
+    if not isinstance(count, int | np.integer) or isinstance(count, bool) or not 0 < count < width:
         raise OodometerError(
             f"{name}: dim={dim!r} leaves no residual space of {width} features: choose an integer from 1 to "
             f"{width - 1}, a share of the variance between 0 and 1, or 'paper'"
         )
-    return int(dim)
+    return int(count)
 
 
 DIM = "principal dimensions: a count, a share of the variance in (0, 1), or 'paper' (1000, 512 or D/2 by width)"
@@ -71,7 +98,7 @@ ORIGIN = "centre: −W⁺b with a rank-aware pseudo-inverse, in peers' float32 a
 class Residual(Detector):
     """Norm of the feature outside the principal subspace (Wang et al., CVPR 2022)."""
 
-    dim: int | float | str = param("paper", DIM)
+    dim: Dim = param("paper", DIM)
     origin: Origin = param("rank-aware", ORIGIN, choices=("rank-aware", "float32", "mean"))
     bank: CalibrationRows = param("train", "rows the subspace is fitted on", choices=("train", "val", "auto"))
 
@@ -99,21 +126,29 @@ class Residual(Detector):
 class ViM(Detector):
     """Virtual-logit matching: residual norm scaled to the logits, minus the energy (Wang et al., CVPR 2022)."""
 
-    dim: int | float | str = param("paper", DIM)
+    dim: Dim = param("paper", DIM)
     origin: Origin = param("rank-aware", ORIGIN, choices=("rank-aware", "float32", "mean"))
 
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         self.center_, self.basis_ = null_space(train, self.dim, self.origin, "vim")
-        residual = logit = 0.0
+        residual = logit = length = 0.0
         for block in train.blocks():
+            h = derived.features(block)
             residual += float(xp.sum(self._residual(block, xp), dtype=xp.float64))
+            length += float(xp.sum(norms(h - like(self.center_, h), xp), dtype=xp.float64))
             logit += float(xp.sum(xp.max(derived.logits(block), axis=-1), dtype=xp.float64))
-        if residual <= 0:
+        # Beyond the rank of the training rows only round-off is left, and α would blow it up to the logits.
+        if residual <= float(np.finfo(np.float32).eps) * length:
             raise OodometerError(
                 f"vim: the training features have no residual beyond dim={self.dim!r} (their rank is lower): "
                 "choose a smaller dim"
             )
         self.alpha_ = logit / residual
+        if self.alpha_ <= 0:
+            warn(
+                f"vim: the largest training logit is {logit / len(train):.3g} on average; not being positive it makes "
+                "α ≤ 0, and a longer residual counts as more in distribution. Check the head's bias"
+            )
 
     def _residual(self, bank: Bank, xp: ModuleType) -> Array:
         return norms(derived.project(derived.features(bank), self.center_, self.basis_), xp)

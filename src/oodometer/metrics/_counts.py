@@ -203,7 +203,7 @@ class View:
         flagged = self.tp_before + self.fp_before
         nothing = flagged == 0
         flagged += nothing
-        return np.true_divide(self.tp_before + nothing, flagged)
+        return np.asarray(np.true_divide(self.tp_before + nothing, flagged))
 
 
 def _pick(counts: Floats, place: Any, found: Any, otherwise: int) -> NDArray[Any]:

@@ -114,7 +114,7 @@ def _sum(weights: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
 
 def _area_lost(view: View) -> NDArray[Any]:
     """Twice the pairs that are in the wrong order, a tie being half of one, in integers."""
-    return _sum(view.at, view.fp) + _sum(view.at, view.fp_before)
+    return np.asarray(_sum(view.at, view.fp) + _sum(view.at, view.fp_before))
 
 
 # Mann–Whitney's U over n·m

@@ -5,6 +5,7 @@ from __future__ import annotations
 from oodometer.stats.bayes import BayesianSignedRank, bayesian_signed_rank
 from oodometer.stats.blocks import BlockTable, block_table, pivot
 from oodometer.stats.cliques import Clique, Cliques, cliques
+from oodometer.stats.fidelity import Change, Fidelity, Rates, fidelity, fidelity_rates
 from oodometer.stats.paired import PairedTest, cliffs_delta, mann_whitney, normality_route, paired_t, wilcoxon
 from oodometer.stats.posthoc import (
     Pairwise,
@@ -25,12 +26,15 @@ __all__ = [
     "BayesianSignedRank",
     "BenchmarkTruth",
     "BlockTable",
+    "Change",
     "Clique",
     "Cliques",
+    "Fidelity",
     "Friedman",
     "PairedTest",
     "Pairwise",
     "RankBootstrap",
+    "Rates",
     "RoundedCheck",
     "VarianceSplit",
     "bayesian_signed_rank",
@@ -43,6 +47,8 @@ __all__ = [
     "conover",
     "critical_difference",
     "explain_printed",
+    "fidelity",
+    "fidelity_rates",
     "friedman",
     "holm",
     "mann_whitney",
