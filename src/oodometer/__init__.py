@@ -8,7 +8,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {"Bank": "bank", "Head": "bank", "create": "detectors"}
-_MODULES = ("arrays", "bank", "derived", "detectors", "errors", "metrics", "splits", "stats", "tune")
+_MODULES = ("arrays", "bank", "derived", "detectors", "errors", "metrics", "splits", "stats", "temperature", "tune")
 __all__ = ["Bank", "Head", "__version__", "create", *_MODULES]  # noqa: PLE0604
 
 
