@@ -470,7 +470,7 @@ class Bank:
             "provenance": self.provenance,
             "fingerprint": self.fingerprint,
         }
-        (folder / "bank.json").write_text(json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n")
+        (folder / "bank.json").write_text(json.dumps(facts, indent=2, default=str) + "\n")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = True) -> Bank:

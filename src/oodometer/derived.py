@@ -352,7 +352,8 @@ def similarities(train: Bank, query: Bank, k: int, *, guided: bool = False) -> A
     """Cosines of each query row with its k most similar training rows, in descending order.
 
     With `guided` each training row's cosine is first multiplied by its energy (NNGuide). One search at the largest k
-    serves every smaller one.
+    serves every smaller one. A training row of length zero counts ½ (not guided): with cosines as with it, the squared
+    distance to a unit row is 2 − 2 times the similarity.
     """
     key = ("similarities", weakref.ref(train), guided)
     found = query.memory.get(key)
@@ -363,15 +364,29 @@ def similarities(train: Bank, query: Bank, k: int, *, guided: bool = False) -> A
 
 
 def _search(train: Bank, query: Bank, k: int, guided: bool) -> Array:
-    exact = is_small(train)
+    exact, origin = is_small(train), not guided and has_zero_row(train)
     pieces = []
     for rows in slices(len(query), QUERY_ROWS if query.on_cpu else 8 * QUERY_ROWS):
         q = features(query.rows(rows))
         xp = namespace(q)
         # The order of neighbours does not depend on the query's length; unit rows keep the products comparable.
         q = arrays.unit(arrays.double(q) if exact else q, xp)
-        pieces.append(arrays.top_products(q, key_blocks(train, guided=guided, exact=exact), k, xp))
+        if origin:
+            q = xp.concat([q, xp.ones_like(q[:, :1])], axis=1)
+        keys = key_blocks(train, guided=guided, exact=exact, origin=origin)
+        pieces.append(arrays.top_products(q, keys, k, xp))
     return namespace(pieces[0]).concat(pieces, axis=0)
+
+
+def has_zero_row(train: Bank) -> bool:
+    """Whether some feature vector has length zero, and so no direction."""
+
+    def compute() -> bool:
+        if len(train.parts) > 1:
+            return any(map(has_zero_row, train.parts))
+        return any(not arrays.to_numpy(arrays.norms(features(block), block.xp)).all() for block in train.blocks())
+
+    return _memory.get(train, "has_zero_row", compute)
 
 
 def is_small(train: Bank) -> bool:
@@ -416,8 +431,11 @@ def distances(train: Bank, query: Bank, k: int) -> F64:
     return _memory.get(query, ("distances", weakref.ref(train), k), compute)
 
 
-def key_blocks(train: Bank, *, guided: bool = False, exact: bool = False) -> Iterator[Array]:
-    """Unit training rows, a block at a time (no normalised copy of the bank is ever held)."""
+def key_blocks(train: Bank, *, guided: bool = False, exact: bool = False, origin: bool = False) -> Iterator[Array]:
+    """Unit training rows, a block at a time (no normalised copy of the bank is ever held).
+
+    `origin` adds a column that is ½ for rows of length zero and 0 for all others.
+    """
     start, weights = 0, energy(train) if guided else None
     for block in train.blocks(KEY_ROWS):
         x = arrays.double(features(block)) if exact else features(block)
@@ -425,6 +443,10 @@ def key_blocks(train: Bank, *, guided: bool = False, exact: bool = False) -> Ite
         if weights is not None:
             x = x * like(weights[start : start + len(block)], x)[:, None]
             start += len(block)
+        if origin:
+            xp = namespace(x)
+            half = xp.full_like(x[:, :1], 0.5)
+            x = xp.concat([x, xp.where(arrays.norms(x, xp)[:, None] > 0, xp.zeros_like(half), half)], axis=1)
         yield x
 
 

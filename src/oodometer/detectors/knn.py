@@ -42,7 +42,7 @@ class KNN(Detector):
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         if self.normalise:
-            # Zero vectors stay zero, so that their squared length is not one.
+            # A zero vector stays zero: its own squared length is not one.
             q = to_numpy(norms(derived.features(bank), xp)) > 0
             d2 = q + 1.0 - 2.0 * to_numpy(derived.similarities(self.train_, bank, self.k)[:, self.k - 1])
         else:

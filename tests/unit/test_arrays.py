@@ -1,0 +1,147 @@
+"""The array layer against plain NumPy loops: selections, similarities and numerics at the edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.special
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from oodometer import arrays
+from oodometer.errors import OodometerError
+
+RNG = np.random.default_rng(0)
+matrices = hnp.arrays(
+    np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.floats(-100, 100, width=32)
+)
+
+
+@given(matrices, st.data())
+def test_top_values_and_kth_largest_are_a_sort(x: np.ndarray, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, x.shape[1]))
+    expected = -np.sort(-x, axis=1)
+    np.testing.assert_array_equal(arrays.top_values(x, k, np), expected[:, :k])
+    np.testing.assert_array_equal(arrays.kth_largest(x, k, np), expected[:, k - 1 : k])
+
+
+@given(matrices, st.floats(0, 100))
+def test_percentile_is_numpys(x: np.ndarray, q: float) -> None:
+    np.testing.assert_allclose(arrays.percentile(x, q), np.percentile(x.astype(np.float64), q), rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 400), st.integers(1, 120), st.booleans())
+def test_top_products_in_blocks_are_those_of_the_whole(seed: int, n: int, keys: int, step: int, ties: bool) -> None:
+    """The bounds that spare most of the sorting lose no neighbour, with or without ties."""
+    rng = np.random.default_rng(seed)
+    query, bank = (rng.standard_normal((rows, 5)).astype(np.float32) for rows in (n, keys))
+    if ties:
+        query, bank = np.round(query), np.round(bank)
+    k = int(rng.integers(1, keys + 1))
+    blocks = (bank[rows] for rows in arrays.slices(keys, step))
+    found = arrays.top_products(query, blocks, k, np)
+    expected = -np.sort(-(query @ bank.T), axis=1)[:, :k]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_top_products_of_many_keys_use_the_group_bound() -> None:
+    query, bank = RNG.standard_normal((7, 8)), RNG.standard_normal((5000, 8))
+    found = arrays.top_products(query, iter([bank[:3000], bank[3000:]]), 10, np)
+    np.testing.assert_allclose(found, -np.sort(-(query @ bank.T), axis=1)[:, :10], rtol=1e-12)
+
+
+@given(hnp.arrays(np.float64, (3, 4), elements=st.floats(-1e4, 1e4)))
+def test_logsumexp_and_softmax_are_scipys_and_finite(x: np.ndarray) -> None:
+    np.testing.assert_allclose(arrays.logsumexp(x, np), scipy.special.logsumexp(x, axis=1), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(arrays.softmax(x, np), scipy.special.softmax(x, axis=1), atol=1e-12)
+    np.testing.assert_allclose(arrays.log_softmax(x, np), scipy.special.log_softmax(x, axis=1), rtol=1e-9, atol=1e-9)
+
+
+def test_n25_the_unit_of_a_zero_row_is_zero() -> None:
+    x = np.array([[0.0, 0.0], [3.0, 4.0]])
+    np.testing.assert_allclose(arrays.unit(x, np), [[0, 0], [0.6, 0.8]])
+
+
+def test_pooled_averages_positions_and_leaves_matrices() -> None:
+    maps = RNG.standard_normal((3, 2, 4, 5, 6))
+    np.testing.assert_allclose(arrays.pooled(maps), maps.mean((2, 3, 4)))
+    assert arrays.pooled(maps[:, :, 0, 0, 0]) is not None
+    np.testing.assert_array_equal(arrays.pooled(maps[:, :, 0, 0, 0]), maps[:, :, 0, 0, 0])
+
+
+@given(hnp.arrays(np.int64, st.integers(1, 30), elements=st.integers(-1, 4)))
+def test_segment_sums_leave_out_what_is_in_no_segment(labels: np.ndarray) -> None:
+    x = RNG.standard_normal((len(labels), 3)).astype(np.float32)
+    expected = np.stack([x[labels == c].astype(np.float64).sum(0) for c in range(4)])
+    np.testing.assert_allclose(arrays.segment_sums(x, labels, 4), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("row", [0, 299, 1999])
+def test_the_first_bad_row_is_found(value: float, row: int) -> None:
+    x = RNG.standard_normal((2000, 3)).astype(np.float32)
+    assert arrays.first_not_finite(x) is None
+    x[row, 1] = value
+    x[-1, 0] = np.nan
+    assert arrays.first_not_finite(x) == row
+
+
+def test_large_finite_values_are_not_taken_for_infinite() -> None:
+    x = np.full((10, 4), np.float32(3e38))
+    assert arrays.first_not_finite(x) is None  # although their sum overflows
+
+
+def test_n29_a_spurious_singular_value_does_not_enter_the_pseudo_inverse() -> None:
+    weight = RNG.standard_normal((6, 10)).astype(np.float32)
+    weight -= weight.mean(0)  # softmax is shift-invariant: trained heads look like this
+    inverse, rank = arrays.pinv_rank_aware(weight)
+    assert rank == 5
+    np.testing.assert_allclose(inverse, np.linalg.pinv(weight.astype(np.float64), rcond=1e-5), atol=1e-9)
+
+
+def test_a_zero_head_has_no_pseudo_inverse() -> None:
+    with pytest.raises(OodometerError, match="zero"):
+        arrays.pinv_rank_aware(np.zeros((3, 4), np.float32))
+
+
+def test_eigenvalues_are_descending_and_not_negative() -> None:
+    x = RNG.standard_normal((3, 8))
+    values, vectors = arrays.psd_eigh(x.T @ x)
+    assert (np.diff(values) <= 0).all()
+    assert values.min() >= 0
+    np.testing.assert_allclose((vectors * values) @ vectors.T, x.T @ x, atol=1e-10)
+
+
+def test_blocks_cover_all_rows_and_stay_bounded() -> None:
+    assert [*arrays.slices(10, 4)] == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert arrays.block_rows(1) % 64 == 0
+    assert arrays.block_rows(4 * 2048) * 4 * 2048 <= arrays.BLOCK_BYTES
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_torch_arrays_of_any_precision(dtype: str) -> None:
+    import torch
+
+    x = torch.tensor(RNG.standard_normal((4, 3))).to(getattr(torch, dtype))
+    working = arrays.real(x)
+    assert str(working.dtype) == ("torch.float64" if dtype == "float64" else "torch.float32")
+    assert arrays.to_numpy(x).shape == (4, 3)
+    np.testing.assert_allclose(arrays.to_numpy(working), arrays.to_numpy(x), rtol=1e-6)
+    assert arrays.on_cpu(x)
+
+
+@pytest.mark.torch
+def test_torch_selections_agree_with_numpy() -> None:
+    import torch
+
+    x = RNG.standard_normal((9, 20)).astype(np.float32)
+    xp = arrays.namespace(torch.from_numpy(x))
+    np.testing.assert_array_equal(arrays.top_values(torch.from_numpy(x), 4, xp), arrays.top_values(x, 4, np))
+    np.testing.assert_array_equal(arrays.take_rows(torch.from_numpy(x), np.array([3, 1])), x[[3, 1]])
+    labels = RNG.integers(-1, 4, 9)
+    np.testing.assert_allclose(
+        arrays.segment_sums(torch.from_numpy(x), labels, 4), arrays.segment_sums(x, labels, 4), atol=1e-12
+    )
