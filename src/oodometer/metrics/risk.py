@@ -357,7 +357,7 @@ def _exact_area(curve: RiskCurve, low: float, high: float) -> float:
     slope = (curve.failed - e0) / (curve.accepted - k0)
     a = np.clip(k0, low * curve.n, high * curve.n)
     b = np.clip(curve.accepted, low * curve.n, high * curve.n)
-    inside = a > 0  # the first stretch starts at 0 and has no logarithm: its intercept is 0
+    inside = k0 > 0  # the first stretch has no logarithm: its intercept is 0
     log = np.log(np.divide(b, a, out=np.ones_like(a), where=inside))
     return float((slope * (b - a) + (e0 - slope * k0) * log).sum() / curve.n)
 
