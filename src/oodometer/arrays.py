@@ -71,7 +71,8 @@ def like(values: npt.ArrayLike, reference: Array) -> Array:
     xp = namespace(reference)
     from array_api_compat import device
 
-    return xp.asarray(values, device=device(reference))
+    # PyTorch cannot look at an array from its end, as eigenvectors in descending order are.
+    return xp.asarray(np.ascontiguousarray(values).reshape(values.shape), device=device(reference))
 
 
 def working_dtype(array: Array) -> np.dtype[Any]:

@@ -352,8 +352,8 @@ def similarities(train: Bank, query: Bank, k: int, *, guided: bool = False) -> A
     """Cosines of each query row with its k most similar training rows, in descending order.
 
     With `guided` each training row's cosine is first multiplied by its energy (NNGuide). One search at the largest k
-    serves every smaller one. A training row of length zero counts ½ (not guided): with cosines as with it, the squared
-    distance to a unit row is 2 − 2 times the similarity.
+    serves every smaller one. A training row of length zero counts ½ (not guided), so that 2 − 2 times the similarity
+    is its squared distance to a unit row as well.
     """
     key = ("similarities", weakref.ref(train), guided)
     found = query.memory.get(key)
@@ -463,8 +463,9 @@ def origin(bank: Bank) -> tuple[F64, int]:
     return _memory.get(bank, "origin", compute)
 
 
-def project(x: Array, center: F64, basis: F64) -> Array:
-    """(x − center) @ basis in the working precision of x."""
+def project(x: Array, center: F64, basis: F64, *, exact: bool = False) -> Array:
+    """(x − center) @ basis in the working precision of x, or (`exact`, see arrays.EXACT_ENTRIES) in float64."""
+    x = arrays.double(x) if exact else x
     return (x - like(center, x)) @ like(basis, x)
 
 
@@ -539,4 +540,4 @@ class Whitening:
         return (rows - self.center) @ self.basis
 
     def __call__(self, x: Array) -> Array:
-        return project(arrays.double(x) if self.exact else x, self.center, self.basis)
+        return project(x, self.center, self.basis, exact=self.exact)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, like, logsumexp, norms, to_numpy
+from oodometer.arrays import Array, Floats, like, logsumexp, norms, psd_eigh, to_numpy
 from oodometer.bank import Bank
 from oodometer.derived import F64, Spectrum
 from oodometer.detectors.base import CalibrationRows, Detector, detector, param, warn
@@ -42,14 +42,17 @@ def _spectrum(train: Bank, origin: Origin) -> tuple[Spectrum, float]:
 
 
 def _spectrum_float32(train: Bank) -> Spectrum:
-    """Peers' arithmetic: NumPy's float32 pinv with its fixed cut-off 1e-15, float32 covariance, all in one product."""
+    origin, covariance = float32_moments(train)
+    return Spectrum(*psd_eigh(covariance.astype(np.float64)), origin.astype(np.float64))
+
+
+def float32_moments(train: Bank) -> tuple[Floats, Floats]:
+    """Origin and covariance in peers' arithmetic: float32 pinv with its fixed cut-off, all rows in one product."""
     assert train.head is not None, "derived.origin has refused a bank without a head"
     weight = to_numpy(train.head.weight).astype(np.float32)
-    u = -np.linalg.pinv(weight, rcond=1e-15) @ to_numpy(train.head.bias).astype(np.float32)
-    x = to_numpy(train.features).astype(np.float32) - u
-    values, vectors = np.linalg.eigh(x.T @ x / len(x))
-    descending = np.maximum(values[::-1], 0).astype(np.float64)
-    return Spectrum(descending, vectors[:, ::-1].astype(np.float64), u.astype(np.float64))
+    origin = -np.linalg.pinv(weight, rcond=1e-15) @ to_numpy(train.head.bias).astype(np.float32)
+    x = to_numpy(train.features).astype(np.float32) - origin
+    return origin, x.T @ x / len(x)
 
 
 def _warn_of_round_off(train: Bank) -> None:
@@ -104,9 +107,10 @@ class Residual(Detector):
 
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         self.center_, self.basis_ = null_space(train, self.dim, self.origin, "residual")
+        self.exact_ = derived.is_small(train)
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        return norms(derived.project(derived.features(bank), self.center_, self.basis_), xp)
+        return norms(derived.project(derived.features(bank), self.center_, self.basis_, exact=self.exact_), xp)
 
 
 @detector(
@@ -131,6 +135,7 @@ class ViM(Detector):
 
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         self.center_, self.basis_ = null_space(train, self.dim, self.origin, "vim")
+        self.exact_ = derived.is_small(train)
         residual = logit = length = 0.0
         for block in train.blocks():
             h = derived.features(block)
@@ -151,7 +156,7 @@ class ViM(Detector):
             )
 
     def _residual(self, bank: Bank, xp: ModuleType) -> Array:
-        return norms(derived.project(derived.features(bank), self.center_, self.basis_), xp)
+        return norms(derived.project(derived.features(bank), self.center_, self.basis_, exact=self.exact_), xp)
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         return self.alpha_ * self._residual(bank, xp) - logsumexp(derived.logits(bank), xp)
