@@ -11,5 +11,9 @@ class NotFittedError(OodometerError):
     """A detector was asked to score before it saw training rows."""
 
 
+class NotFiniteError(OodometerError):
+    """A detector's score overflowed or is undefined for some row."""
+
+
 class OodometerWarning(UserWarning):
     """Something was done that the user should know about (a rule applied to an edge case)."""

@@ -1,38 +1,49 @@
-"""Grids of hyperparameters: expand them, score every point, and say which points act."""
+"""Hyperparameters: expand a grid, score its points, say which of them act, and choose one on validation rows."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from oodometer import detectors
+from oodometer import derived, detectors, metrics
 from oodometer.bank import Bank
-from oodometer.errors import OodometerError
+from oodometer.detectors import Detector
+from oodometer.errors import NotFiniteError, OodometerError, OodometerWarning
+from oodometer.metrics.risk import augrc, failures
 
 Params = dict[str, Any]
-Status = Literal["acts", "inert", "invalid"]
+Grid = Mapping[str, Iterable[Any]]
+Status = Literal["acts", "inert", "invalid", "non-finite"]
+Rule = Literal["auroc", "augrc"]
+Scores = npt.NDArray[np.float64]
+
+
+# ---------------------------------------------------------------------------------------------- sweep
 
 
 @dataclass(frozen=True)
 class Point:
-    """One grid point: its parameters, what became of it, and its scores (None when invalid).
+    """One grid point: its parameters, what became of it, and its scores (None when there are none).
 
     A point is inert when it ranks the rows exactly as an earlier point does, so that no metric can tell them apart;
-    it is invalid when the detector refuses it (k larger than the bank, no residual dimension, …).
+    it is invalid when the detector refuses it (k larger than the bank, no residual dimension, …), and non-finite when
+    its scores overflow or are undefined.
     """
 
     params: Params
     status: Status
-    scores: npt.NDArray[np.float64] | None
+    scores: Scores | None
     reason: str = ""
 
 
-def expand(grid: Mapping[str, Iterable[Any]]) -> list[Params]:
+def expand(grid: Grid) -> list[Params]:
     """All combinations, in fixed order: the last parameter varies fastest."""
     values = [tuple(options) for options in grid.values()]
     return [dict(zip(grid, point, strict=True)) for point in itertools.product(*values)]
@@ -44,35 +55,270 @@ def sweep(
     rows: Bank,
     *,
     val: Bank | None = None,
-    grid: Mapping[str, Iterable[Any]] | None = None,
+    grid: Grid | None = None,
     **fixed: Any,
 ) -> list[Point]:
     """Fit and score every point of a grid (the published one by default) on the same rows, in grid order."""
-    points = expand(detectors.get(name).card.grid if grid is None else grid)
-    # Published grids ascend: from the back, the largest neighbour search and subspace serve all the others.
-    outcomes = [_outcome(name, {**fixed, **params}, train, rows, val) for params in reversed(points)][::-1]
+    return _swept(name, train, [rows], val=val, grid=grid, fixed=fixed)
+
+
+def _swept(
+    name: str, train: Bank, banks: Sequence[Bank], *, val: Bank | None, grid: Grid | None, fixed: Params
+) -> list[Point]:
+    """The points with their scores on all the banks, one after the other."""
+    points = expand(detectors.create(name, **fixed).grid if grid is None else grid)
+    outcomes: list[Scores | OodometerError] = [np.zeros(0)] * len(points)
+    for place in _largest_first(points):
+        outcomes[place] = _outcome(name, {**fixed, **points[place]}, train, banks, val)
     return list(_judged(points, outcomes))
 
 
+def _largest_first(points: Sequence[Params]) -> list[int]:
+    """The largest neighbour search and subspace serve all the smaller ones."""
+
+    def size(place: int) -> list[float]:
+        return [-value for value in points[place].values() if isinstance(value, int | float)]
+
+    return sorted(range(len(points)), key=size)
+
+
 def _outcome(
-    name: str, params: Params, train: Bank, rows: Bank, val: Bank | None
-) -> npt.NDArray[np.float64] | OodometerError:
+    name: str, params: Params, train: Bank, banks: Sequence[Bank], val: Bank | None
+) -> Scores | OodometerError:
     try:
-        return detectors.create(name, **params).fit(train, val=val).score(rows)
+        detector = detectors.create(name, **params).fit(train, val=val)
+        return np.concatenate([detector.score(bank) for bank in banks])
     except OodometerError as error:
         return error
 
 
-def _judged(points: Sequence[Params], outcomes: Sequence[npt.NDArray[np.float64] | OodometerError]) -> Iterator[Point]:
+def _judged(points: Sequence[Params], outcomes: Sequence[Scores | OodometerError]) -> Iterator[Point]:
     seen: dict[bytes, Params] = {}
     for params, outcome in zip(points, outcomes, strict=True):
         if isinstance(outcome, OodometerError):
-            yield Point(params, "invalid", None, str(outcome))
+            status: Status = "non-finite" if isinstance(outcome, NotFiniteError) else "invalid"
+            yield Point(params, status, None, str(outcome))
             continue
         ranks = np.unique(outcome, return_inverse=True)[1].tobytes()
         twin = seen.setdefault(ranks, params)
         if twin is params:
             yield Point(params, "acts", outcome)
         else:
-            shown = ", ".join(f"{key}={value!r}" for key, value in twin.items())
-            yield Point(params, "inert", outcome, f"ranks the rows exactly as {shown} does")
+            yield Point(params, "inert", outcome, f"ranks the rows exactly as {_listed(twin)} does")
+
+
+def _listed(params: Params) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in params.items()) or "the defaults"
+
+
+# ---------------------------------------------------------------------------------------------- choice
+
+
+@dataclass(frozen=True)
+class Train:
+    """In-distribution rows that detectors are fitted on."""
+
+    bank: Bank
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Rows that parameters are chosen on: in distribution, or out of distribution and then from a named source.
+
+    In a nested dual cross-validation the OOD classes of the training folds are such rows. Test rows have no type
+    here: nothing in this module accepts them.
+    """
+
+    bank: Bank
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a search curve; `value` is the criterion, None where the point has none."""
+
+    params: Params
+    value: float | None
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen parameters and the whole search behind them, in grid order.
+
+    `params` hold the fixed and the chosen ones: `choice.create()` is the tuned detector. `sources` are the OOD
+    validation sources that took part, `shared` those of them that are also test sources: results tuned on them are
+    not comparable with results that are not.
+    """
+
+    detector: str
+    rule: Rule
+    params: Params
+    value: float
+    curve: tuple[Trial, ...]
+    sources: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    def create(self) -> Detector:
+        """The detector with the chosen parameters, not fitted."""
+        return detectors.create(self.detector, **self.params)
+
+    def of_status(self, *statuses: Status) -> tuple[Trial, ...]:
+        """The points that are inert, invalid, non-finite or that act."""
+        return tuple(trial for trial in self.curve if trial.status in statuses)
+
+
+def tune(
+    name: str,
+    train: Train,
+    val: Validation,
+    *,
+    rule: Rule = "auroc",
+    ood_val: Validation | Sequence[Validation] = (),
+    grid: Grid | None = None,
+    test_sources: Iterable[str] = (),
+    **fixed: Any,
+) -> Choice:
+    """Choose a detector's parameters over a grid (the published one by default), on validation rows only.
+
+    `rule="auroc"`: the largest AUROC of the ID rows against the OOD validation rows, averaged over their sources
+    (OpenMIBOOD's automatic parameter search). `rule="augrc"`: the smallest AUGRC of the misclassified ID rows, without
+    any OOD data. Of equal points the first in grid order wins. `fixed` parameters hold at every point;
+    `test_sources` names the sources of the test sets, so that the choice can say which it shares.
+    """
+    every = [ood_val] if isinstance(ood_val, Validation) else list(ood_val)
+    _check_rows(train, val, every)
+    _check_rule(rule, every)
+    points = _swept_on_validation(name, train, val, every, grid=grid, fixed=fixed)
+    criterion = _auroc(val, every) if rule == "auroc" else _augrc(val)
+    found = choose(name, points, criterion, rule=rule, fixed=fixed)
+    sources = tuple(one.source for one in every)
+    return replace(found, sources=sources, shared=shares_source(sources, test_sources))
+
+
+def leave_one_source_out(
+    name: str,
+    train: Train,
+    val: Validation,
+    *,
+    ood_val: Sequence[Validation],
+    grid: Grid | None = None,
+    **fixed: Any,
+) -> dict[str, Choice]:
+    """For each OOD source the parameters chosen by AUROC on all the others: use them to test on that source."""
+    every = list(ood_val)
+    _check_rows(train, val, every)
+    names = [one.source for one in every]
+    if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+        raise OodometerError(
+            f"leaving one source out needs at least two OOD validation sources with names of their own; found "
+            f"{', '.join(map(repr, names)) or 'none'}: pass ood_val=[Validation(bank, source='…'), …]"
+        )
+    points = _swept_on_validation(name, train, val, every, grid=grid, fixed=fixed)
+    chosen = {}
+    for left_out in names:
+        criterion = _auroc(val, every, without=left_out)
+        found = choose(name, points, criterion, rule="auroc", fixed=fixed)
+        chosen[left_out] = replace(found, sources=tuple(source for source in names if source != left_out))
+    return chosen
+
+
+def choose(
+    name: str,
+    points: Sequence[Point],
+    criterion: Callable[[Scores], float],
+    *,
+    rule: Rule = "auroc",
+    fixed: Params | None = None,
+) -> Choice:
+    """The first point of the best criterion (largest AUROC, smallest AUGRC); points without a finite one are listed."""
+    curve = tuple(_trial(point, criterion, rule) for point in points)
+    valid = [trial for trial in curve if trial.value is not None]
+    if not valid:
+        shown = "\n".join(f"  {_listed(trial.params)}: {trial.reason}" for trial in curve[:5])
+        raise OodometerError(f"{name}: none of the {len(curve)} grid points can be used:\n{shown}\nGive another grid=")
+    sign = 1 if rule == "auroc" else -1
+    best = max(valid, key=lambda trial: sign * _value(trial))
+    if len({trial.value for trial in valid}) == 1 < len(valid):
+        warnings.warn(
+            f"{name}: {rule.upper()} is {best.value:.6g} at all {len(valid)} usable grid points: the validation rows "
+            f"cannot tell them apart, and the first one ({_listed(best.params)}) is taken",
+            OodometerWarning,
+            stacklevel=3,
+        )
+    return Choice(name, rule, {**(fixed or {}), **best.params}, _value(best), curve)
+
+
+def shares_source(validation_sources: Iterable[str], test_sources: Iterable[str]) -> tuple[str, ...]:
+    """The sources that are in both: a choice made on them has seen what its test sets look like."""
+    tested = set(test_sources)
+    return tuple(source for source in dict.fromkeys(validation_sources) if source in tested)
+
+
+def _trial(point: Point, criterion: Callable[[Scores], float], rule: Rule) -> Trial:
+    if point.scores is None:
+        return Trial(point.params, None, point.status, point.reason)
+    value = float(criterion(point.scores))
+    if not math.isfinite(value):
+        return Trial(point.params, None, "non-finite", f"its {rule.upper()} on the validation rows is {value}")
+    return Trial(point.params, value, point.status, point.reason)
+
+
+def _value(trial: Trial) -> float:
+    assert trial.value is not None, "only points with a value are compared"
+    return trial.value
+
+
+def _auroc(val: Validation, every: Sequence[Validation], *, without: str | None = None) -> Callable[[Scores], float]:
+    """Mean AUROC of the ID rows (the first scores) against each source (the scores that follow)."""
+    edges = np.cumsum([len(val.bank), *(len(one.bank) for one in every)])
+
+    def criterion(scores: Scores) -> float:
+        id_scores, *ood_scores = np.split(scores, edges[:-1])
+        kept = [s for one, s in zip(every, ood_scores, strict=True) if without is None or one.source != without]
+        return float(np.mean([metrics.auroc(id_scores, s) for s in kept]))
+
+    return criterion
+
+
+def _augrc(val: Validation) -> Callable[[Scores], float]:
+    correct = derived.correct(val.bank)
+    return lambda scores: augrc(*failures(scores, correct, protocol="misclassification"))
+
+
+def _swept_on_validation(
+    name: str, train: Train, val: Validation, every: Sequence[Validation], *, grid: Grid | None, fixed: Params
+) -> list[Point]:
+    banks = [val.bank, *(one.bank for one in every)]
+    return _swept(name, train.bank, banks, val=val.bank, grid=grid, fixed=fixed)
+
+
+def _check_rows(train: Train, val: Validation, every: Sequence[Validation]) -> None:
+    _check_role("train", Train, train)
+    for role, found in (("val", val), *(("ood_val", one) for one in every)):
+        _check_role(role, Validation, found)
+        if found.bank is train.bank:
+            raise OodometerError("the validation rows are the training rows: parameters chosen on them fit themselves")
+
+
+def _check_role(role: str, kind: type[Train | Validation], found: Any) -> None:
+    if not isinstance(found, kind):
+        raise OodometerError(
+            f"tuning needs {role}={kind.__name__}(bank), found {type(found).__name__}: say which rows a bank holds. "
+            "Test rows have no place here"
+        )
+    if not len(found.bank):
+        raise OodometerError(f"tuning needs rows to choose on; the {role} bank has none")
+
+
+def _check_rule(rule: Rule, every: Sequence[Validation]) -> None:
+    if rule not in ("auroc", "augrc"):
+        raise OodometerError(f"rule must be 'auroc' or 'augrc'; found {rule!r}")
+    if rule == "auroc" and not every:
+        raise OodometerError(
+            "rule='auroc' compares ID with OOD validation rows, and none were given: pass "
+            "ood_val=Validation(bank, source='…'), or choose rule='augrc', which needs no OOD data"
+        )
+    if rule == "augrc" and every:
+        raise OodometerError("rule='augrc' looks at ID rows alone: drop ood_val=, or choose rule='auroc'")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from oodometer import derived
 from oodometer.arrays import Array, to_numpy
 from oodometer.bank import Bank, Head
-from oodometer.errors import NotFittedError, OodometerError, OodometerWarning
+from oodometer.errors import NotFiniteError, NotFittedError, OodometerError, OodometerWarning
 
 Cost = Literal["elementwise", "head", "classes", "subspace", "search"]
 """What scoring a row costs: C or D operations; a product with the head; with class statistics; with a D×D basis;
@@ -158,7 +158,7 @@ class Detector:
         scores = self._score_all(bank)
         if not np.isfinite(scores).all():
             row = int(np.flatnonzero(~np.isfinite(scores))[0])
-            raise OodometerError(
+            raise NotFiniteError(
                 f"{self!r}: the score of row {row} is {scores[row]}; {int((~np.isfinite(scores)).sum())} of "
                 f"{len(scores)} rows are affected. Look for values near the limits of {bank.xp.__name__} floats."
             )
@@ -177,6 +177,11 @@ class Detector:
     def needs(self) -> frozenset[str]:
         """What it reads of a bank; a composition adds what its inner detector reads."""
         return self.card.needs
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The published search values; a composition searches its inner detector's."""
+        return self.card.grid
 
     @property
     def is_fitted(self) -> bool:
