@@ -348,32 +348,57 @@ def spectrum_about(bank: Bank, center: F64, name: str) -> Spectrum:
 # ---------------------------------------------------------------------------------------------- neighbours
 
 
+@dataclass(frozen=True)
+class _Search:
+    """What is compared: energies as weights, float64 products, a column for training rows of length zero."""
+
+    guided: bool
+    exact: bool
+    origin: bool
+
+
 def similarities(train: Bank, query: Bank, k: int, *, guided: bool = False) -> Array:
     """Cosines of each query row with its k most similar training rows, in descending order.
 
     With `guided` each training row's cosine is first multiplied by its energy (NNGuide). One search at the largest k
-    serves every smaller one. A training row of length zero counts ½ (not guided), so that 2 − 2 times the similarity
-    is its squared distance to a unit row as well.
+    serves every smaller one, and one search a part serves every bank joined from that part. A training row of length
+    zero counts ½ (not guided), so that 2 − 2 times the similarity is its squared distance to a unit row as well.
     """
-    key = ("similarities", weakref.ref(train), guided)
+    return _most_similar(train, query, k, _Search(guided, is_small(train), not guided and has_zero_row(train)))
+
+
+def _most_similar(train: Bank, query: Bank, k: int, how: _Search) -> Array:
+    key, k = ("similarities", weakref.ref(train), how), min(k, len(train))
     found = query.memory.get(key)
     if found is None or found.shape[1] < k:
-        found = _search(train, query, k, guided)
+        found = _merged(train, query, k, how) if _lists_fit(train, query, k) else _searched(train, query, k, how)
         _memory.replace(query, key, found)
     return found[:, :k]
 
 
-def _search(train: Bank, query: Bank, k: int, guided: bool) -> Array:
-    exact, origin = is_small(train), not guided and has_zero_row(train)
+def _lists_fit(train: Bank, query: Bank, k: int) -> bool:
+    """Whether the bank has parts, and few enough to keep a list of each."""
+    entries = len(query) * sum(min(k, len(part)) for part in train.parts)
+    return len(train.parts) > 1 and 8 * entries <= MEMORY_BYTES // 2
+
+
+def _merged(train: Bank, query: Bank, k: int, how: _Search) -> Array:
+    """The best of the parts' lists: folds share parts, and so each pair of rows is compared once."""
+    lists = [_most_similar(part, query, k, how) for part in train.parts if len(part)]
+    xp = namespace(lists[0])
+    return arrays.top_values(xp.concat(lists, axis=1), k, xp)
+
+
+def _searched(train: Bank, query: Bank, k: int, how: _Search) -> Array:
     pieces = []
     for rows in slices(len(query), QUERY_ROWS if query.on_cpu else 8 * QUERY_ROWS):
         q = features(query.rows(rows))
         xp = namespace(q)
         # The order of neighbours does not depend on the query's length; unit rows keep the products comparable.
-        q = arrays.unit(arrays.double(q) if exact else q, xp)
-        if origin:
+        q = arrays.unit(arrays.double(q) if how.exact else q, xp)
+        if how.origin:
             q = xp.concat([q, xp.ones_like(q[:, :1])], axis=1)
-        keys = key_blocks(train, guided=guided, exact=exact, origin=origin)
+        keys = key_blocks(train, guided=how.guided, exact=how.exact, origin=how.origin)
         pieces.append(arrays.top_products(q, keys, k, xp))
     return namespace(pieces[0]).concat(pieces, axis=0)
 

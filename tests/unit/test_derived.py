@@ -135,6 +135,24 @@ def test_a_quantity_of_parts_is_computed_once_a_part(monkeypatch: pytest.MonkeyP
     assert calls == [18] * 5
 
 
+def test_rows_of_a_shared_part_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five training complements search each part once."""
+    calls: list[tuple[int, int]] = []
+    original = derived._searched
+    monkeypatch.setattr(
+        derived, "_searched", lambda part, *rest: (calls.append((len(part), rest[1])), original(part, *rest))[1]
+    )
+    parts = [whole().rows(slice(a, a + 18)) for a in range(0, N, 18)]
+    query = Bank(features=FEATURES[:7] + 0.1)
+    for fold in range(5):
+        rest = Bank.concat([part for place, part in enumerate(parts) if place != fold])
+        found = derived.similarities(rest, query, 6)
+        keep = np.r_[0 : 18 * fold, 18 * fold + 18 : N]
+        direct = -np.sort(-(arrays.unit(query.features, np) @ arrays.unit(X[keep], np).T), axis=1)
+        np.testing.assert_allclose(found, direct[:, :6], rtol=1e-5)
+    assert calls == [(18, 6)] * 5
+
+
 def test_memory_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(derived, "MEMORY_BYTES", 8_000)
     monkeypatch.setattr(derived, "_memory", derived._Memory())

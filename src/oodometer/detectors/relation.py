@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import ModuleType
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from oodometer import derived
 from oodometer.arrays import Array, namespace, slices, softmax, to_numpy, unit
 from oodometer.bank import Bank
-from oodometer.derived import KEY_ROWS, QUERY_ROWS
+from oodometer.derived import F64, KEY_ROWS, QUERY_ROWS
 from oodometer.detectors.base import Detector, detector, param
 
 
@@ -32,15 +33,22 @@ class Relation(Detector):
         self.train_ = train
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        pieces = []
-        for rows in slices(len(bank), QUERY_ROWS):
-            query = bank.rows(rows)
-            q, p = self._keys(query)
-            total = np.zeros(len(query))
-            for block in self.train_.blocks(KEY_ROWS):
-                total += to_numpy(self._kernel_sum(q, p, *self._keys(block), xp))
-            pieces.append(-total)
-        return np.concatenate(pieces)
+        # Sums over parts add up: folds that share a part compare its rows once.
+        return -sum(self._part_sums(part, bank, xp) for part in self.train_.parts)
+
+    def _part_sums(self, part: Bank, bank: Bank, xp: ModuleType) -> F64:
+        def compute() -> F64:
+            sums = [self._sums(part, bank.rows(rows), xp) for rows in slices(len(bank), QUERY_ROWS)]
+            return np.concatenate(sums)
+
+        return derived.remember(bank, ("relation", weakref.ref(part), self.power, self.threshold), compute)
+
+    def _sums(self, part: Bank, query: Bank, xp: ModuleType) -> F64:
+        q, p = self._keys(query)
+        total = np.zeros(len(query))
+        for block in part.blocks(KEY_ROWS):
+            total += to_numpy(self._kernel_sum(q, p, *self._keys(block), xp))
+        return total
 
     def _keys(self, bank: Bank) -> tuple[Array, Array]:
         h, z = derived.features(bank), derived.logits(bank)
