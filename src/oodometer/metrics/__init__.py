@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oodometer.metrics.intervals import Interval, PairedDeLong, bootstrap, delong, delong_mean, paired_delong, wilson
 from oodometer.metrics.openset import ccr_at_fpr, oscr
 from oodometer.metrics.ranking import (
     accuracy_at_tnr,
@@ -32,11 +33,13 @@ from oodometer.metrics.risk import (
     threshold_at_risk,
 )
 from oodometer.metrics.scale import Scale, aufnr, aufpr, autc, fixed_scale
+from oodometer.metrics.summary import summary
 from oodometer.metrics.threshold import (
     AtThreshold,
     Confusion,
     accuracy_at,
     at_one_threshold,
+    at_thresholds,
     balanced_accuracy_at,
     confusion_at,
     f1_at,
@@ -50,12 +53,15 @@ __all__ = [
     "AtThreshold",
     "Confusion",
     "FailureRows",
+    "Interval",
+    "PairedDeLong",
     "RiskCurve",
     "RiskGuarantee",
     "Scale",
     "accuracy_at",
     "accuracy_at_tnr",
     "at_one_threshold",
+    "at_thresholds",
     "aufnr",
     "aufpr",
     "augrc",
@@ -67,9 +73,12 @@ __all__ = [
     "auroc",
     "autc",
     "balanced_accuracy_at",
+    "bootstrap",
     "ccr_at_fpr",
     "confusion_at",
     "coverage_at_risk",
+    "delong",
+    "delong_mean",
     "detection_accuracy",
     "detection_error",
     "eaugrc",
@@ -80,13 +89,16 @@ __all__ = [
     "fixed_scale",
     "fpr_at_tpr",
     "oscr",
+    "paired_delong",
     "ranking",
     "risk_at_coverage",
     "risk_coverage",
+    "summary",
     "threshold_at_risk",
     "threshold_at_tnr",
     "threshold_at_tpr",
     "threshold_conformal",
     "threshold_equal_error",
     "tpr_at_fpr",
+    "wilson",
 ]

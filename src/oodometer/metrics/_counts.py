@@ -270,15 +270,32 @@ class Counts:
         )
 
 
-def blocks(id_side: Side, ood_side: Side) -> Iterator[Counts]:
-    """The counts in pieces that stay in the cache: each holds one range of values of both sides."""
+@dataclass(frozen=True)
+class Piece:
+    """One range of values: where its cumulative counts stand on either side, and how its values interleave."""
+
+    id: slice
+    ood: slice
+    merge: Merge
+
+
+def pieces(id_side: Side, ood_side: Side) -> Iterator[Piece]:
+    """Ranges of distinct ID values that stay in the cache, with the OOD values among them."""
     starts = np.arange(0, len(id_side.values), _BLOCK)
     id_edges = [*starts.tolist(), len(id_side.values)]
     inner = np.searchsorted(ood_side.values, id_side.values[starts[1:]]).tolist()
     ood_edges = [0, *inner, len(ood_side.values)]
     for i, i_end, o, o_end in zip(id_edges, id_edges[1:], ood_edges, ood_edges[1:], strict=False):
         merge = Merge.of(id_side.values[i:i_end], ood_side.values[o:o_end])
-        yield Counts.placed(id_side.below(i, i_end), ood_side.below(o, o_end), merge, id_side.n, ood_side.n)
+        yield Piece(slice(i, i_end + 1), slice(o, o_end + 1), merge)
+
+
+def blocks(id_side: Side, ood_side: Side) -> Iterator[Counts]:
+    """The counts of one range of values after the other."""
+    for piece in pieces(id_side, ood_side):
+        id_below = id_side.below(piece.id.start, piece.id.stop - 1)
+        ood_below = ood_side.below(piece.ood.start, piece.ood.stop - 1)
+        yield Counts.placed(id_below, ood_below, piece.merge, id_side.n, ood_side.n)
 
 
 @dataclass(frozen=True)

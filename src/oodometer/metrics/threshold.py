@@ -122,6 +122,34 @@ def at_one_threshold(id_scores: ArrayLike, ood_scores: Mapping[str, ArrayLike], 
     )
 
 
+def at_thresholds(
+    id_scores: ArrayLike,
+    ood_scores: Mapping[str, ArrayLike],
+    *,
+    calibration: ArrayLike,
+    ood_validation: ArrayLike | None = None,
+    tnr: float = 0.95,
+) -> DataFrame:
+    """FPR and FNR of every OOD set under each rule of Beyond AUROC (sections 4.2 and 5), one row a rule and set.
+
+    "@95TNR" — the threshold that keeps 95 % of the ID `calibration` rows, one for all sets;
+    "@val" — where FPR = FNR on calibration and `ood_validation` rows, one for all sets;
+    "@test" — where FPR = FNR on the evaluated set itself, another for each: a reference that no one can attain.
+    """
+    import pandas as pd
+
+    one_for_all = {f"@{100 * tnr:g}TNR": threshold_at_tnr(calibration, tnr=tnr)}
+    if ood_validation is not None:
+        one_for_all["@val"] = threshold_equal_error(calibration, ood_validation)
+    found = [(rule, at_one_threshold(id_scores, ood_scores, t)) for rule, t in one_for_all.items()]
+    for name, scores in ood_scores.items():
+        own = threshold_equal_error(id_scores, scores)
+        found.append(("@test", at_one_threshold(id_scores, {name: scores}, own)))
+    return pd.concat([at.to_pandas().assign(rule=rule) for rule, at in found], ignore_index=True)[
+        ["rule", "dataset", "threshold", "fpr", "fnr", "n_id", "n_ood"]
+    ]
+
+
 @dataclass(frozen=True)
 class Confusion:
     """Counts at one threshold, OOD being the positive class."""
