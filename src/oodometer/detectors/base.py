@@ -237,6 +237,8 @@ class Detector:
             if bank.head is None and getattr(self, "head_", None) is None:
                 raise self._missing(bank, need, role)
             return
+        if need == "logits.mcd" and role != "score" and "logits" in bank:
+            return  # dropout passes are scored, never fitted on: a training bank need not carry them
         columns = bank.layers if need == "layers.*" else (need,)
         if not columns:
             raise self._missing(bank, need, role)
@@ -256,6 +258,8 @@ class Detector:
 
     def _missing(self, bank: Bank, need: str, role: str) -> OodometerError:
         how = "head=Head(weight, bias)" if need == "head" else f"{need}=…"
+        if "." in need:  # no keyword of Python's
+            how = f"**{{{need.replace('*', '0')!r}: …}}"
         found = ", ".join(bank.columns) + (" and a head" if bank.head is not None else "")
         return OodometerError(
             f"{self.card.name} needs {need!r} in the {role} bank; it has {found}: pass Bank(…, {how})"
@@ -418,9 +422,16 @@ def create(name: str, *, preset: str | None = None, **params: Any) -> Detector:
     if preset is not None:
         _check_known(f"preset of {name}", preset, list(cls.card.variants))
         params = {**cls.card.variants[preset], **params}
-    for key in params:
-        _check_known(name, key, [p.name for p in cls.card.parameters])
-    made = cls(**params)
+    kinds = {parameter.name: parameter.kind for parameter in cls.card.parameters}
+    # A composition takes its inner detector by name too, and that one's parameters as detector__name.
+    compositions = tuple(f"{key}__" for key, kind in kinds.items() if kind == "Detector")
+    inner = {key: value for key, value in params.items() if key.startswith(compositions)}
+    outer = {key: value for key, value in params.items() if key not in inner}
+    for key, value in outer.items():
+        _check_known(name, key, list(kinds))
+        outer[key] = create(value) if kinds[key] == "Detector" and isinstance(value, str) else value
+    made = cls(**outer)
+    made.set_params(**inner)
     made.check_params()
     return made
 
