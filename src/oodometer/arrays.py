@@ -169,6 +169,13 @@ def norms(x: Array, xp: ModuleType) -> Array:
     return xp.sqrt(xp.sum(x * x, axis=-1))
 
 
+def row_products(x: Array, y: Array, xp: ModuleType) -> Array:
+    """Inner product of each row with the same row of the other array."""
+    if isinstance(x, np.ndarray):
+        return np.einsum("ij,ij->i", x, y)
+    return xp.sum(x * y, axis=-1)
+
+
 def unit(x: Array, xp: ModuleType) -> Array:
     """Rows scaled to length one; a zero row stays zero (peers turn it into NaN)."""
     length = norms(x, xp)[:, None]
