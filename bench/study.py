@@ -25,7 +25,7 @@ SETTINGS: dict[str, list[dict[str, object]]] = {
     "mds": [{}],
     "rmds": [{}],
     "vim": [{"dim": 128}, {"dim": 256}],
-    "react": [{"q": q} for q in (85, 90, 95, 99)],
+    "react": [{"percentile": percentile} for percentile in (85, 90, 95, 99)],
 }
 GOALS = {"all": 20.0, "without k-NN": 50.0}
 
