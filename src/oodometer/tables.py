@@ -52,12 +52,16 @@ class ScoreTable:
         """Names of the data sets in the order of their first row."""
         return [str(name) for name in self._rows["dataset"].unique()]
 
-    def id_name(self, wanted: str | None = None) -> str:
-        """The in-distribution data set: the wanted one, else the only one flagged is_ood = 0, else "id"."""
-        names = self.datasets
+    def id_name(self, wanted: str | None = None, *, besides: Sequence[str] = ()) -> str:
+        """The in-distribution data set: the wanted one, else the only one flagged is_ood = 0, else "id".
+
+        Data sets named in `besides` have another role.
+        """
+        names = [name for name in self.datasets if name not in besides]
         if wanted is not None:
             return _known(wanted, names, f"{self.name}: no dataset {{!r}}")
-        candidates = self._flagged_id() or [name for name in names if name.lower() == "id"]
+        flagged = [name for name in self.flagged_id() if name in names]
+        candidates = flagged or [name for name in names if name.lower() == "id"]
         if len(candidates) == 1:
             return candidates[0]
         raise OodometerError(
@@ -186,7 +190,7 @@ class ScoreTable:
             raise self._at(row, "is_ood", f"{self._rows['is_ood'].iloc[row]!r} is none of 0, 1, false, true")
         return flags.to_numpy(bool)
 
-    def _flagged_id(self) -> list[str]:
+    def flagged_id(self) -> list[str]:
         """Data sets whose rows are all flagged is_ood = 0."""
         if "is_ood" not in self._rows:
             return []

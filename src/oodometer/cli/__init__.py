@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     _replace_unprintable()
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _Warnings().show
         with _Debugging(debug):
             return _guarded(arguments, debug)
 
@@ -129,8 +129,16 @@ def _complain(message: str) -> None:
     print(f"oodometer: {message}", file=sys.stderr)
 
 
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+class _Warnings:
+    """Prints each text once, however many detectors it comes from."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def show(self, message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in self._said:
+            self._said.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
 
 
 def _replace_unprintable() -> None:
