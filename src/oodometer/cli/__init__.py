@@ -40,9 +40,10 @@ _INPUT_ERRORS = (OodometerError, FileNotFoundError, PermissionError, IsADirector
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0: done, 1: some work failed, 2: wrong usage or input, 130: interrupted."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    given = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in given
+    # No call of list here: once `oodometer list` has run, the name is that of its module.
+    arguments = [argument for argument in given if argument != "--debug"]
     _replace_unprintable()
     with warnings.catch_warnings():
         warnings.showwarning = _Warnings().show

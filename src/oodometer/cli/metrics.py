@@ -120,7 +120,7 @@ def summaries(table: ScoreTable, id_name: str, options: Options) -> pd.DataFrame
 
     groups = _groups(_terminal.flat(options.groups))
     parts = []
-    for one in table.detectors(id_name):
+    for one in tuple(table.detectors(id_name)):  # every detector's rows are checked before work starts
         scores, calibration = _without(one, options.calibration, "--calibration", table.name)
         scores, validation = _without(scores, options.validation, "--validation", table.name)
         part = summary(
