@@ -141,6 +141,24 @@ def first_not_finite(array: Array) -> int | None:
     return None
 
 
+SUMMED_ROWS = 128
+"""Rows summed in single precision before their sum is added in double: a copy in double costs seven times as much."""
+
+
+def column_sums(x: Array) -> npt.NDArray[np.float64]:
+    """Sum of all rows, in float64; finite if and only if every entry is."""
+    if isinstance(x, np.ndarray) and x.dtype == np.float32:
+        whole = len(x) // SUMMED_ROWS * SUMMED_ROWS
+        with np.errstate(over="ignore", invalid="ignore"):
+            groups = x[:whole].reshape(-1, SUMMED_ROWS, *x.shape[1:]).sum(axis=1)
+            sums = groups.sum(axis=0, dtype=np.float64) + x[whole:].sum(axis=0)
+        if np.isfinite(sums).all():
+            return np.asarray(sums)
+    xp = namespace(x)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(to_numpy(xp.sum(x, axis=0, dtype=xp.float64)))
+
+
 # ---------------------------------------------------------------------------------------------- rows
 
 

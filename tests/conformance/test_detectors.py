@@ -29,7 +29,9 @@ FAR_AUROC = 0.6
 def made(name: str, **params: object) -> detectors.Detector:
     """The detector with defaults that this small bank can serve."""
     # Features of this bank reach 9: the published clip at 1 belongs to a network whose features stay below it.
-    small = {"knn": {"k": 10}, "neco": {"k": 8}, "pca-fused": {"clip": 5.0}, "she": {"empty": "class_mean"}}.get(name, {})
+    small = {"knn": {"k": 10}, "neco": {"k": 8}, "pca-fused": {"clip": 5.0}, "she": {"empty": "class_mean"}}.get(
+        name, {}
+    )
     return create(name, **{**small, **params})
 
 

@@ -145,3 +145,15 @@ def test_torch_selections_agree_with_numpy() -> None:
     np.testing.assert_allclose(
         arrays.segment_sums(torch.from_numpy(x), labels, 4), arrays.segment_sums(x, labels, 4), atol=1e-12
     )
+
+
+def test_column_sums_are_exact_and_finite_if_and_only_if_every_entry_is() -> None:
+    x = np.random.default_rng(0).random((1000, 6)).astype(np.float32)
+    np.testing.assert_allclose(arrays.column_sums(x), x.astype(np.float64).sum(0), rtol=1e-7)
+    np.testing.assert_array_equal(arrays.column_sums(x[:5].astype(np.float64)), x[:5].astype(np.float64).sum(0))
+    large = np.full((300, 2), 3e38, np.float32)
+    np.testing.assert_allclose(arrays.column_sums(large), 300 * np.float64(np.float32(3e38)))
+    assert arrays.column_sums(large[:0]).tolist() == [0.0, 0.0]
+    for value in (np.nan, np.inf):
+        large[123, 1] = value
+        assert np.isfinite(arrays.column_sums(large)).tolist() == [True, False]

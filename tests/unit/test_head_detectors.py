@@ -358,6 +358,13 @@ def test_gmm_errors_name_their_remedy() -> None:
 # ---------------------------------------------------------------------------------------------- all
 
 
+def test_validation_rows_are_checked_where_they_are_read() -> None:
+    bad = Bank(features=np.full((3, D), np.nan), labels=LABELS[:3], head=HEAD)
+    assert np.array_equal(create("fdbd").fit(TRAIN_BANK, val=bad).score(Bank(features=TEST)), score("fdbd"))
+    with pytest.raises(OodometerError, match="column 'features' of the val bank has NaN or infinity in row 0"):
+        create("residual", dim=2, bank="val").fit(TRAIN_BANK, val=bad)
+
+
 VARIANTS = [
     ("she", {"metric": "euclidean"}), ("she", {"metric": "cosine"}), ("fdbd", {"distance_to_mean": False}),
     ("fdbd", {"reduction": "mean"}), ("nci", {"alpha": 0.1}), ("ctmmean", {"correct": True}),

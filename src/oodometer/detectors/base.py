@@ -215,6 +215,9 @@ class Detector:
             )
         return wanted == "val" or (wanted == "auto" and val is not None)
 
+    def _reads(self, val: Bank) -> bool:
+        return self._fits_on_val(val) or type(self)._fit_on is not Detector._fit_on
+
     # ------------------------------------------------------------------------------------------ checks
 
     def _check_bank(self, bank: Bank, role: str, *, with_labels: bool) -> None:
@@ -247,7 +250,8 @@ class Detector:
         for column in columns:
             if column not in bank and not self._can_compute(bank, column):
                 raise self._missing(bank, need, role)
-            _check_finite(bank, column, name, role)
+            if role != "val" or self._reads(bank):
+                _check_finite(bank, column, name, role)
             known = getattr(self, "shapes_", {}).get(column)
             if role == "score" and known is not None and column in bank.columns and bank.row_shape(column) != known:
                 raise OodometerError(
