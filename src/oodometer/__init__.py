@@ -7,9 +7,16 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {"Bank": "bank", "Head": "bank", "Results": "results", "create": "detectors"}
+_HOME = {
+    "Bank": "bank",
+    "Head": "bank",
+    "Results": "results",
+    "Study": "study",
+    "create": "detectors",
+    "run": "study",
+}
 _MODULES = ("arrays", "bank", "derived", "detectors", "errors", "metrics", "splits", "stats", "temperature", "tune")
-__all__ = ["Bank", "Head", "Results", "__version__", "create", *_MODULES]  # noqa: PLE0604
+__all__ = ["Bank", "Head", "Results", "__version__", "create", "projected", "tempered", *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

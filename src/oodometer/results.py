@@ -194,6 +194,11 @@ class Store:
         write_json(self.folder / f"{key}.json", {**plain, "digest": _digest(plain)})
         return Cell(key, plain, values)
 
+    def discard(self, key: str) -> None:
+        """Forget a cell; its JSON goes first, so that half of it is never taken for the whole."""
+        for suffix in ("json", "npy"):
+            (self.folder / f"{key}.{suffix}").unlink(missing_ok=True)
+
     def keys(self) -> list[str]:
         """Keys of all cells that were finished."""
         return sorted(path.stem for path in self.folder.glob("*.json"))

@@ -188,13 +188,9 @@ def tune(
     `test_sources` names the sources of the test sets, so that the choice can say which it shares.
     """
     every = [ood_val] if isinstance(ood_val, Validation) else list(ood_val)
-    _check_rows(train, val, every)
     _check_rule(rule, every)
-    points = _swept_on_validation(name, train, val, every, grid=grid, fixed=fixed)
-    criterion = _auroc(val, every) if rule == "auroc" else _augrc(val)
-    found = choose(name, points, criterion, rule=rule, fixed=fixed)
-    sources = tuple(one.source for one in every)
-    return replace(found, sources=sources, shared=shares_source(sources, test_sources))
+    found = search(name, train, val, ood_val=every, grid=grid, **fixed)
+    return found.by_auroc(test_sources=test_sources) if rule == "auroc" else found.by_augrc()
 
 
 def leave_one_source_out(
@@ -207,21 +203,55 @@ def leave_one_source_out(
     **fixed: Any,
 ) -> dict[str, Choice]:
     """For each OOD source the parameters chosen by AUROC on all the others: use them to test on that source."""
-    every = list(ood_val)
-    _check_rows(train, val, every)
-    names = [one.source for one in every]
+    names = [one.source for one in ood_val]
     if len(names) < 2 or len(set(names)) < len(names) or not all(names):
         raise OodometerError(
             f"leaving one source out needs at least two OOD validation sources with names of their own; found "
             f"{', '.join(map(repr, names)) or 'none'}: pass ood_val=[Validation(bank, source='…'), …]"
         )
-    points = _swept_on_validation(name, train, val, every, grid=grid, fixed=fixed)
-    chosen = {}
-    for left_out in names:
-        criterion = _auroc(val, every, without=left_out)
-        found = choose(name, points, criterion, rule="auroc", fixed=fixed)
-        chosen[left_out] = replace(found, sources=tuple(source for source in names if source != left_out))
-    return chosen
+    found = search(name, train, val, ood_val=ood_val, grid=grid, **fixed)
+    return {
+        left_out: found.by_auroc([source for source in names if source != left_out], test_sources=[left_out])
+        for left_out in names
+    }
+
+
+@dataclass(frozen=True)
+class Search:
+    """A grid scored once on validation rows; parameters can then be chosen by any rule and for any test set."""
+
+    detector: str
+    fixed: Params
+    points: tuple[Point, ...]
+    val: Validation
+    ood_val: tuple[Validation, ...]
+
+    def by_auroc(self, sources: Iterable[str] | None = None, *, test_sources: Iterable[str] = ()) -> Choice:
+        """The largest mean AUROC of the ID rows against these OOD validation sources (all of them by default)."""
+        wanted = [one.source for one in self.ood_val] if sources is None else list(sources)
+        criterion = _auroc(self.val, self.ood_val, wanted)
+        found = choose(self.detector, self.points, criterion, rule="auroc", fixed=self.fixed)
+        return replace(found, sources=tuple(wanted), shared=shares_source(wanted, test_sources))
+
+    def by_augrc(self) -> Choice:
+        """The smallest AUGRC of the misclassified ID rows."""
+        return choose(self.detector, self.points, _augrc(self.val), rule="augrc", fixed=self.fixed)
+
+
+def search(
+    name: str,
+    train: Train,
+    val: Validation,
+    *,
+    ood_val: Sequence[Validation] = (),
+    grid: Grid | None = None,
+    **fixed: Any,
+) -> Search:
+    """Fit every point of a grid (the published one by default) and score the validation rows."""
+    _check_rows(train, val, ood_val)
+    banks = [val.bank, *(one.bank for one in ood_val)]
+    points = _swept(name, train.bank, banks, val=val.bank, grid=grid, fixed=fixed)
+    return Search(name, fixed, tuple(points), val, tuple(ood_val))
 
 
 def choose(
@@ -270,13 +300,13 @@ def _value(trial: Trial) -> float:
     return trial.value
 
 
-def _auroc(val: Validation, every: Sequence[Validation], *, without: str | None = None) -> Callable[[Scores], float]:
-    """Mean AUROC of the ID rows (the first scores) against each source (the scores that follow)."""
+def _auroc(val: Validation, every: Sequence[Validation], wanted: Sequence[str]) -> Callable[[Scores], float]:
+    """Mean AUROC of the ID rows (the first scores) against each wanted source (among the scores that follow)."""
     edges = np.cumsum([len(val.bank), *(len(one.bank) for one in every)])
 
     def criterion(scores: Scores) -> float:
         id_scores, *ood_scores = np.split(scores, edges[:-1])
-        kept = [s for one, s in zip(every, ood_scores, strict=True) if without is None or one.source != without]
+        kept = [s for one, s in zip(every, ood_scores, strict=True) if one.source in wanted]
         return float(np.mean([metrics.auroc(id_scores, s) for s in kept]))
 
     return criterion
@@ -285,13 +315,6 @@ def _auroc(val: Validation, every: Sequence[Validation], *, without: str | None 
 def _augrc(val: Validation) -> Callable[[Scores], float]:
     correct = derived.correct(val.bank)
     return lambda scores: augrc(*failures(scores, correct, protocol="misclassification"))
-
-
-def _swept_on_validation(
-    name: str, train: Train, val: Validation, every: Sequence[Validation], *, grid: Grid | None, fixed: Params
-) -> list[Point]:
-    banks = [val.bank, *(one.bank for one in every)]
-    return _swept(name, train.bank, banks, val=val.bank, grid=grid, fixed=fixed)
 
 
 def _check_rows(train: Train, val: Validation, every: Sequence[Validation]) -> None:

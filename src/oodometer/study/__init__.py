@@ -1,0 +1,199 @@
+"""A study: detectors × folds × data sets, described once, computed cell by cell, resumed where it stopped."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oodometer.errors import OodometerError, OodometerWarning
+from oodometer.results import DamagedCellError, Results, Store
+from oodometer.study.cost import total_work
+from oodometer.study.lock import locked
+from oodometer.study.plan import Options, Plan, make_plan
+from oodometer.study.preview import Line, is_finished, preview
+from oodometer.study.spec import Spec, convert, read_toml, with_settings
+from oodometer.study.tables import publish, run_facts
+from oodometer.study.work import Worker
+
+__all__ = ["Line", "Plan", "Progress", "Study", "preview", "run"]
+
+Progress = Callable[[str, float], None]
+"""Called as work gets done, with what it was and how much of the whole (0 to 1) is done now."""
+
+
+class Study:
+    """What is to be computed; the same keys in Python, in TOML and on the command line.
+
+    >>> study = Study(data={"id": "banks/cifar10", "ood": {"svhn": "banks/svhn"}}, detectors=["msp", "knn"])
+    >>> results = study.run("runs/a")
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Mapping[str, Any] | None = None,
+        detectors: Sequence[str | Mapping[str, Any]] | str | None = None,
+        name: str = "study",
+        trainer: str | Mapping[str, Any] = "frozen",
+        exposure: str | Sequence[str] = "without",
+        split: Mapping[str, Any] | None = None,
+        tune: Mapping[str, Any] | None = None,
+        metrics: Sequence[str] | None = None,
+        seed: int = 0,
+        **unknown: Any,
+    ) -> None:
+        given = {"data": data, "detectors": detectors, "split": split, "tune": tune, "metrics": metrics}
+        known = {key: value for key, value in given.items() if value is not None}
+        plain = {"name": name, "trainer": trainer, "exposure": exposure, "seed": seed}
+        self.spec: Spec = convert({**known, **plain, **unknown})
+
+    @classmethod
+    def from_toml(cls, path: str | Path, settings: Sequence[str] = ()) -> Study:
+        """A study file; `settings` such as "split.folds=3" go on top. Its paths start from the file's folder."""
+        path = Path(path)
+        made = cls.__new__(cls)
+        made.spec = convert(with_settings(read_toml(path), settings), base=path.resolve().parent)
+        return made
+
+    def run(self, out: str | Path, **options: Any) -> Results:
+        """Compute what is missing in the folder `out`; see `oodometer.run`."""
+        return run(self, out, **options)
+
+    def plan(self, *, device: str | None = None, threads: int = 1) -> Plan:
+        """The folds and cells, without computing any."""
+        return make_plan(self.spec, Options(device, threads))
+
+    def __repr__(self) -> str:
+        names = ", ".join(chosen.label for chosen in self.spec.detectors)
+        return f"Study({self.spec.name!r}: {names} on {len(self.spec.data.ood) or 'drawn'} OOD sets)"
+
+
+def run(
+    study: Study | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    n_jobs: int = 1,
+    device: str | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Results:
+    """Compute the cells that the folder `out` lacks, and write its tables.
+
+    Finished cells are kept, whatever ended the run that made them; failed ones are tried again. `n_jobs` processes
+    (−1: one a core) work on folds; each uses `threads` threads, so that results do not depend on `n_jobs`.
+
+    >>> results = oodometer.run("study.toml", out="runs/a", n_jobs=4)
+    """
+    spec = study_of(study).spec
+    folder = Path(out)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = make_plan(spec, Options(device, threads))
+    said = [str(one.message) for one in caught]
+    with locked(folder):
+        start = time.perf_counter()
+        store = Store(folder / "cells")
+        said += _mended(store, folder)
+        share = _Share(progress, total_work(plan))
+        said += _compute(plan, store, n_jobs, share)
+        computed = time.perf_counter()
+        facts = run_facts(plan, " ".join(sys.argv), said, {"cells": computed - start})
+        publish(plan, store, folder, facts, lambda: share("measuring", 0.0))
+        share.done()
+    results = Results(folder)
+    for message in results.facts["warnings"]:
+        warnings.warn(message, OodometerWarning, stacklevel=2)
+    return results
+
+
+def study_of(given: Study | Mapping[str, Any] | str | Path) -> Study:
+    """A study, a study file, or the tables of one."""
+    if isinstance(given, Study):
+        return given
+    if isinstance(given, str | Path):
+        return Study.from_toml(given)
+    if isinstance(given, Mapping):
+        return Study(**given)
+    raise OodometerError(f"run: a Study, a study file or its tables are needed; found {type(given).__name__}")
+
+
+def _mended(store: Store, folder: Path) -> list[str]:
+    """Clear away what a killed run left half-written, and cells that fail their checksum; which those were."""
+    for place in (folder, folder / "cells", folder / "folds"):
+        for partial in place.glob(".*.partial"):
+            partial.unlink(missing_ok=True)
+    damaged, keys = [], store.keys()
+    for key in keys:
+        try:
+            store.read(key)
+        except DamagedCellError as error:
+            damaged.append(str(error).replace("run the study again, and this cell is computed anew", "computed anew"))
+            store.discard(key)
+    return damaged
+
+
+class _Share:
+    """Adds up work, and tells the progress how much of the whole it is."""
+
+    def __init__(self, progress: Progress | None, total: float) -> None:
+        self._progress, self._total, self._sum = progress, max(total, 1.0), 0.0
+
+    def __call__(self, what: str, work: float) -> None:
+        self._sum += work
+        if self._progress is not None:
+            self._progress(what, min(self._sum / self._total, 1.0))
+
+    def done(self) -> None:
+        self("done", self._total)
+
+
+# ---------------------------------------------------------------------------------------------- workers
+
+
+def _compute(plan: Plan, store: Store, n_jobs: int, share: _Share) -> list[str]:
+    """All missing cells; what was warned of."""
+    if n_jobs == 1:
+        worker = Worker(plan, store, share)
+        for rows in plan.rows:
+            worker.do(rows)
+        return worker.said
+    said = []
+    for ticks, heard in _in_processes(plan, store, n_jobs):
+        said += heard
+        for what, work in ticks:
+            share(what, work)
+    return said
+
+
+def _in_processes(plan: Plan, store: Store, n_jobs: int) -> Iterator[tuple[list[tuple[str, float]], list[str]]]:
+    """A job a fold, through joblib: its backends (loky, Dask, Ray) say where."""
+    from joblib import Parallel, delayed
+
+    jobs = [
+        place
+        for place, rows in enumerate(plan.rows)
+        if not all(is_finished(plan, store, unit) for unit in plan.units(rows))
+    ]
+    if jobs:
+        calls = (delayed(_do_fold)(plan, store, place) for place in jobs)
+        yield from Parallel(n_jobs=n_jobs, return_as="generator_unordered")(calls)
+
+
+_workers: dict[str, Worker] = {}
+"""In a worker process: the plan it works on, so that folds share what is derived from their pieces."""
+
+
+def _do_fold(plan: Plan, store: Store, place: int) -> tuple[list[tuple[str, float]], list[str]]:
+    """One fold, in a worker process."""
+    if plan.digest not in _workers:
+        _workers.clear()
+        _workers[plan.digest] = Worker(plan, store, lambda what, work: None)
+    worker = _workers[plan.digest]
+    ticks: list[tuple[str, float]] = []
+    worker.tick, worker.said = lambda what, work: ticks.append((what, work)), []
+    worker.do(worker.plan.rows[place])
+    return ticks, worker.said
