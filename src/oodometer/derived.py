@@ -222,7 +222,12 @@ def _added(parts: list[Moments]) -> Moments:
 def _block_rows(bank: Bank, column: str) -> int:
     """Rows a block while moments are taken: float64 copies of one column."""
     width = bank.classes if column in ("softmax", "logits") else int(np.prod(bank.row_shape(column), dtype=np.int64))
-    return arrays.block_rows(8 * width, cpu=bank.on_cpu)
+    return _bounded_rows(8 * width, cpu=bank.on_cpu)
+
+
+def _bounded_rows(row_bytes: int, *, cpu: bool) -> int:
+    """Rows a block of a column that may be far wider than the features: maps, many passes."""
+    return max(1, min(arrays.block_rows(row_bytes, cpu=cpu), MAP_BLOCK_BYTES // max(row_bytes, 1)))
 
 
 def _rows_of(block: Bank, column: str, unit: bool) -> Array:
@@ -235,8 +240,7 @@ def _rows_of(block: Bank, column: str, unit: bool) -> Array:
 
 def column_blocks(bank: Bank, column: str) -> Iterator[Bank]:
     """Blocks of rows sized by one column, which may be far wider than the features (maps, many passes)."""
-    width = arrays.row_bytes(bank.rows(slice(0, 0))[column])
-    return bank.blocks(max(1, min(arrays.block_rows(width, cpu=bank.on_cpu), MAP_BLOCK_BYTES // max(width, 1))))
+    return bank.blocks(_bounded_rows(arrays.row_bytes(bank.rows(slice(0, 0))[column]), cpu=bank.on_cpu))
 
 
 MAP_BLOCK_BYTES = 64 << 20

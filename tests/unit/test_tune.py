@@ -165,8 +165,8 @@ def test_grid_points_share_one_neighbour_search(
     train: Train, val: Validation, sources: list[Validation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched = []
-    search = derived._search
-    monkeypatch.setattr(derived, "_search", lambda *args: searched.append(args[2]) or search(*args))
+    search = derived._searched
+    monkeypatch.setattr(derived, "_searched", lambda *args: searched.append(args[2]) or search(*args))
     fresh = [Validation(one.bank.rows(slice(0, 40)), one.source) for one in (val, *sources)]
     tune.tune("knn", train, fresh[0], ood_val=fresh[1:], grid=GRID)
     assert searched == [50] * 4
