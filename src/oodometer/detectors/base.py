@@ -143,7 +143,7 @@ class Detector:
 
     def _fit_on(self, train: Bank, val: Bank | None) -> None:
         rows = self._fitting_rows(train, val)
-        if "logits" in self.needs:
+        if "logits" in self.needs and self.is_fitted_needed:
             rows = derived.with_logits(rows)
         self._fit(rows, rows.xp)
 
@@ -215,8 +215,12 @@ class Detector:
             )
         return wanted == "val" or (wanted == "auto" and val is not None)
 
-    def _reads(self, val: Bank) -> bool:
-        return self._fits_on_val(val) or type(self)._fit_on is not Detector._fit_on
+    def _reads(self, bank: Bank, role: str) -> bool:
+        """Whether it looks at the rows at all: looking for NaN costs as much as scoring the fastest methods."""
+        if role == "score":
+            return True
+        overridden = type(self)._fit_on is not Detector._fit_on
+        return self.is_fitted_needed and (role == "train" or overridden or self._fits_on_val(bank))
 
     # ------------------------------------------------------------------------------------------ checks
 
@@ -250,7 +254,7 @@ class Detector:
         for column in columns:
             if column not in bank and not self._can_compute(bank, column):
                 raise self._missing(bank, need, role)
-            if role != "val" or self._reads(bank):
+            if self._reads(bank, role):
                 _check_finite(bank, column, name, role)
             known = getattr(self, "shapes_", {}).get(column)
             if role == "score" and known is not None and column in bank.columns and bank.row_shape(column) != known:
@@ -437,7 +441,8 @@ def create(name: str, *, preset: str | None = None, **params: Any) -> Detector:
         _check_known(name, key, list(kinds))
         outer[key] = create(value) if kinds[key] == "Detector" and isinstance(value, str) else value
     made = cls(**outer)
-    made.set_params(**inner)
+    if inner:
+        made = made.clone().set_params(**inner)  # the inner detector that was given stays as it is
     made.check_params()
     return made
 
