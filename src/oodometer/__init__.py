@@ -13,10 +13,12 @@ _HOME = {
     "Results": "results",
     "Study": "study",
     "create": "detectors",
+    "projected": "detectors",
     "run": "study",
+    "tempered": "detectors",
 }
 _MODULES = ("arrays", "bank", "derived", "detectors", "errors", "metrics", "splits", "stats", "temperature", "tune")
-__all__ = ["Bank", "Head", "Results", "__version__", "create", "projected", "tempered", *_MODULES]  # noqa: PLE0604
+__all__ = ["__version__", *_HOME, *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
