@@ -45,7 +45,8 @@ def failures(
     "discard_id_errors" — OOD rows fail, wrong ID rows are left out (FD-Shifts' "proposed" mode);
     "keep_all" — OOD rows fail, all ID rows are right, whatever was predicted;
     "scod" — OOD rows and wrong ID rows fail;
-    "ed" — wrong rows of either kind fail, correct OOD rows are left out (BROAD; needs `ood_correct`).
+    "ed" — wrong OOD rows fail, correct ID rows do not, the others are left out (error detection of BROAD, section 4;
+    needs `ood_correct`; of attacks pass the rows that were right before; ID errors alone are "misclassification").
     """
     if protocol not in _PROTOCOLS:
         raise OodometerError(f"protocol: one of {', '.join(_PROTOCOLS)} was needed, {protocol!r} was found.")
@@ -59,7 +60,7 @@ def failures(
     if protocol == "ed":
         correct = as_flags(_given(ood_correct, "ood_correct", protocol), "ood_correct", ood_values.size)
         ood_values = ood_values[~correct]
-    if protocol == "discard_id_errors":
+    if protocol in ("discard_id_errors", "ed"):
         id_values, wrong = id_values[~wrong], wrong[~wrong]
     scores = np.concatenate((id_values, ood_values))
     return FailureRows(scores, np.concatenate((wrong, np.ones(ood_values.size, np.bool_))))
