@@ -11,10 +11,13 @@ from typing import Any
 
 from oodometer.errors import OodometerError, OodometerWarning
 from oodometer.results import DamagedCellError, Results, Store
+from oodometer.splits import Folds
 from oodometer.study.cost import total_work
+from oodometer.study.data import open_data
 from oodometer.study.lock import locked
+from oodometer.study.pending import Line, is_finished, preview
 from oodometer.study.plan import Options, Plan, make_plan
-from oodometer.study.preview import Line, is_finished, preview
+from oodometer.study.rows import deal, n_repeats
 from oodometer.study.spec import Spec, convert, read_toml, with_settings
 from oodometer.study.tables import publish, run_facts
 from oodometer.study.work import Worker
@@ -66,6 +69,13 @@ class Study:
     def plan(self, *, device: str | None = None, threads: int = 1) -> Plan:
         """The folds and cells, without computing any."""
         return make_plan(self.spec, Options(device, threads))
+
+    def folds(self) -> list[dict[str, Folds]]:
+        """The folds of every repeat, by OOD set; labels alone decide them."""
+        data = open_data(self.spec, own_head=False)
+        labels, seed = self.spec.data.id.labels, self.spec.seed
+        repeats = range(n_repeats(self.spec.split))
+        return [deal(data, self.spec.split, labels=labels, seed=seed, repeat=repeat) for repeat in repeats]
 
     def __repr__(self) -> str:
         names = ", ".join(chosen.label for chosen in self.spec.detectors)

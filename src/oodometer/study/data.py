@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oodometer.arrays import to_numpy
+from oodometer.arrays import Ints, to_numpy
 from oodometer.bank import Bank
 from oodometer.errors import OodometerError
 from oodometer.readers import read_bank
 from oodometer.splits import select_ood_classes
-from oodometer.study.spec import Level, Rows, Spec
+from oodometer.study.spec import Draw, Level, Rows, Spec
 
 Column = NDArray[Any]
 
@@ -26,6 +27,7 @@ class DataSet:
     """One set of rows; `identity` is everything that determines what is in them.
 
     `classes` and `levels` are empty for outliers without labels. In a holdout, rows before `test_from` train.
+    `drawn` are the rows of the bank that belong to the set, where those are not all of them.
     """
 
     name: str
@@ -38,6 +40,7 @@ class DataSet:
     group: str = ""
     source: str = ""
     test_from: int = 0
+    drawn: Column | None = None
 
     def __len__(self) -> int:
         return len(self.bank)
@@ -68,10 +71,10 @@ def open_data(spec: Spec, *, own_head: bool, device: str | None = None) -> Study
     ood_val = {name: _outliers(rows, name, (None, rows.bank), device) for name, rows in data.ood_val.items()}
     if data.draw is not None:
         _check_may_draw(own_head)
-        whole, drawn = _drawn(whole, spec)
-        if drawn.name in ood:
-            raise OodometerError(f"study: two OOD sets are called {drawn.name!r}: give data.draw a name of its own")
-        ood = {drawn.name: drawn, **ood}
+        whole, outside = drawn(whole, data.draw, labels=data.id.labels, seed=spec.seed)
+        if outside.name in ood:
+            raise OodometerError(f"study: two OOD sets are called {outside.name!r}: give data.draw a name of its own")
+        ood = {outside.name: replace(outside, bank=_with_labels(outside, None)), **ood}
     found = StudyData(_numbered(whole, own_head=own_head), ood, ood_val)
     _check_apart(found)
     return found
@@ -80,11 +83,31 @@ def open_data(spec: Spec, *, own_head: bool, device: str | None = None) -> Study
 def _outliers(rows: Any, name: str, banks: tuple[Any, Any], device: str | None) -> DataSet:
     """Outliers have no class of the classifier: their labels only keep rows of one class together."""
     found = _opened(rows, name, banks, device)
-    return replace(found, bank=_unlabelled(found.bank), group=rows.group, source=rows.source or name)
+    return replace(found, bank=_with_labels(found, None), group=rows.group, source=rows.source or name)
 
 
-def _unlabelled(bank: Bank) -> Bank:
-    return bank.select([column for column in bank.columns if column != "labels"])
+def _with_labels(one: DataSet, labels: Column | None) -> Bank:
+    """The bank of a set with these labels, or without any; no column is copied."""
+    if labels is None:
+        bank = one.bank.select([column for column in one.bank.columns if column != "labels"])
+    else:
+        full = labels
+        if one.drawn is not None:
+            full = np.full(len(one.bank), -1)
+            full[one.drawn] = labels
+        edges = np.cumsum([0, *map(len, one.bank.parts)]).tolist()
+        pairs = zip(one.bank.parts, pairwise(edges), strict=True)
+        bank = Bank.concat([part.with_columns(labels=full[start:stop]) for part, (start, stop) in pairs])
+    return bank if one.drawn is None else ascending_rows(bank, one.drawn)
+
+
+def ascending_rows(bank: Bank, rows: Ints) -> Bank:
+    """Rows in ascending order; those of a joined bank stay views of its parts."""
+    edges = np.cumsum([0, *map(len, bank.parts)])
+    cuts = np.searchsorted(rows, edges)
+    pairs = zip(bank.parts, edges[:-1].tolist(), pairwise(cuts.tolist()), strict=True)
+    found = [part.rows(rows[start:stop] - edge) for part, edge, (start, stop) in pairs if stop > start]
+    return Bank.concat(found or [bank.rows(slice(0, 0))])
 
 
 def _opened(rows: Rows, name: str, banks: tuple[Any, Any], device: str | None) -> DataSet:
@@ -172,22 +195,19 @@ def _check_may_draw(own_head: bool) -> None:
         )
 
 
-def _drawn(whole: DataSet, spec: Spec) -> tuple[DataSet, DataSet]:
+def drawn(whole: DataSet, draw: Draw, *, labels: str, seed: int) -> tuple[DataSet, DataSet]:
     """The ID set without the drawn classes, and the drawn classes (Algorithm 2)."""
-    draw, rows = spec.data.draw, spec.data.id
-    assert draw is not None, "asked for"
-    chosen = select_ood_classes(whole.levels, level=rows.labels, fraction=draw.fraction, seed=spec.seed, rule=draw.rule)
+    chosen = select_ood_classes(whole.levels, level=labels, fraction=draw.fraction, seed=seed, rule=draw.rule)
     inside, outside = _part(whole, chosen.id_rows), _part(whole, chosen.ood_rows)
     name = draw.name or f"{whole.name}-ood"
-    bank = _unlabelled(whole.bank).rows(chosen.ood_rows)
-    return inside, replace(outside, name=name, bank=bank, subjects=None, group=draw.group, source=name)
+    return inside, replace(outside, name=name, subjects=None, group=draw.group, source=name)
 
 
 def _part(whole: DataSet, index: Column) -> DataSet:
     """Some rows of a set, known by their content."""
     return replace(
         whole,
-        bank=whole.bank.rows(index),
+        drawn=index,
         classes=None if whole.classes is None else whole.classes[index],
         levels={name: column[index] for name, column in whole.levels.items()},
         ids=whole.ids[index],
@@ -201,11 +221,7 @@ def _numbered(whole: DataSet, *, own_head: bool) -> DataSet:
     assert whole.classes is not None, "checked when opened"
     labels = whole.classes if own_head else np.unique(whole.classes, return_inverse=True)[1]
     _check_classes(whole, labels, own_head=own_head)
-    parts, start = [], 0
-    for part in whole.bank.parts:
-        parts.append(part.with_columns(labels=labels[start : start + len(part)]))
-        start += len(part)
-    return replace(whole, bank=Bank.concat(parts), identity={**whole.identity, "numbered": not own_head})
+    return replace(whole, bank=_with_labels(whole, labels), identity={**whole.identity, "numbered": not own_head})
 
 
 def _check_classes(whole: DataSet, labels: Column, *, own_head: bool) -> None:

@@ -31,6 +31,7 @@ from oodometer.detectors import Detector
 from oodometer.errors import OodometerWarning
 from oodometer.results import Cell, Store, key_of
 from oodometer.study.cost import score_work, search_work
+from oodometer.study.data import ascending_rows
 from oodometer.study.plan import Plan, Search, Unit
 from oodometer.study.rows import FoldRows, Piece, joined
 from oodometer.study.spec import Chosen
@@ -66,9 +67,8 @@ class Worker:
         """The rows of a piece; the same object for every fold, which makes what is derived from it shared."""
         if piece not in self._pieces:
             whole = self.plan.data.id.bank
-            rows = whole.rows(piece.rows)
-            size = len(whole) * sum(row_bytes(whole.rows(slice(0, 0))[name]) for name in whole.columns)
-            self._pieces[piece] = rows.with_columns() if size <= GATHERED_BYTES else rows
+            rows = ascending_rows(whole, piece.rows)
+            self._pieces[piece] = rows.with_columns() if _bytes(whole) <= GATHERED_BYTES else rows
         return self._pieces[piece]
 
 
@@ -131,7 +131,7 @@ class FoldBanks:
     def outliers(self, name: str, role: str) -> Bank:
         """Rows of an OOD set: 'train' (exposure, tuning) or 'test'."""
         rows = self.rows.ood_train if role == "train" else self.rows.ood_test
-        return self.worker.plan.data.ood[name].bank.rows(rows[name])
+        return ascending_rows(self.worker.plan.data.ood[name].bank, rows[name])
 
 
 @dataclass(eq=False)
@@ -303,8 +303,12 @@ class _Once:
 
 def _gathered(bank: Bank) -> Bank:
     """The rows copied together if they are few, so that many detectors read them in order."""
-    size = len(bank) * sum(row_bytes(bank.rows(slice(0, 0))[name]) for name in bank.columns)
-    return bank.with_columns() if size <= GATHERED_BYTES else bank
+    return bank.with_columns() if _bytes(bank) <= GATHERED_BYTES else bank
+
+
+def _bytes(bank: Bank) -> int:
+    first = bank.rows(slice(0, 0))
+    return len(bank) * sum(row_bytes(first[name]) for name in bank.columns)
 
 
 def choice_facts(choice: Choice) -> dict[str, Any]:

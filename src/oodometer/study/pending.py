@@ -1,4 +1,4 @@
-"""What a run would do: cells of every detector, how many are finished, and about how long the others take."""
+"""What a run still has to do: cells of every detector, and about how long the missing ones take."""
 
 from __future__ import annotations
 

@@ -1,0 +1,118 @@
+"""`oodometer init`: a commented study file to start from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from oodometer.cli import OK, _terminal
+from oodometer.errors import OodometerError
+
+ABOUT = """
+Writes a study file with every setting explained. Banks that are named go into it;
+`oodometer run` takes it from there.
+
+example:
+  oodometer init study.toml --id cifar10.npz --ood svhn=svhn.npz textures.npz
+  oodometer run study.toml --dry-run
+"""
+
+
+@dataclass
+class Options:
+    """Where to write it, and the banks it starts with."""
+
+    study: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STUDY.toml]")] = Path("study.toml")
+    """The file to write."""
+    id: Annotated[str, tyro.conf.arg(metavar="BANK")] = "banks/id"
+    """The in-distribution bank."""
+    ood: Annotated[_terminal.Many, tyro.conf.arg(metavar="[NAME=]BANK …")] = field(default_factory=list)
+    """Out-of-distribution banks."""
+    overwrite: bool = False
+    """Replace a file that is there."""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the file; an existing one is kept unless told otherwise."""
+    options = _terminal.parse(Options, arguments, command="init", about=ABOUT)
+    if options.study.exists() and not options.overwrite:
+        raise OodometerError(f"{options.study} exists: choose another name, or pass --overwrite")
+    ood = dict(map(_named, _terminal.flat(options.ood) or ["ood=banks/ood"]))
+    with _terminal.replacing(options.study) as partial:
+        partial.write_text(study_file(options.study.stem, options.id, ood), encoding="utf-8")
+    print(options.study)
+    return OK
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    return (name, path) if equals else (Path(text).stem, text)
+
+
+def study_file(name: str, inside: str, ood: dict[str, str]) -> str:
+    """The text of a study file."""
+    tables = "\n".join(_TABLE.format(name=json.dumps(key), bank=json.dumps(bank)) for key, bank in ood.items())
+    return _TEXT.format(name=json.dumps(name), bank=json.dumps(inside), tables=tables)
+
+
+_TABLE = """\
+[data.ood.{name}]
+bank = {bank}
+# labels = "labels"          # classes that stay together in one fold
+# group = "near"             # a tag in the results
+# source = ""                # where the data come from, if two sets share it
+"""
+
+_TEXT = """\
+# A study: oodometer run STUDY.toml --out runs/NAME
+# Lines that start with # show defaults and choices. Paths start from the folder of this file.
+
+name = {name}
+seed = 0                     # equal seeds give equal bytes
+
+# Detectors by name (`oodometer list`), with parameters, a published variant, or a grid to choose from.
+detectors = [
+  "msp",
+  "energy",
+  {{ name = "knn", k = 50 }},
+  # {{ name = "gen", tune = true }},                        # the published grid
+  # {{ name = "knn", grid = {{ k = [1, 10, 100] }} }},        # a grid of your own
+  # {{ name = "knn", grid = {{ k = [1, 10] }}, tune = false }}, # every point as a method of its own
+]
+
+# exposure = ["without", "with"]   # with: OOD training folds are shown to the classifier (trainer "probe")
+# metrics = ["auroc", "fpr95_ood", "tpr5", "aupr_ood", "autc"]
+
+[data.id]
+bank = {bank}
+# name = ""                  # how results call it (default: the bank's name)
+# labels = "labels"          # the column of the classes
+# levels = ["super", "labels"]     # a class hierarchy, coarsest first, for split.kind = "hierarchical"
+# subjects = "patient"       # rows of one subject stay in one fold
+# ids = "sample"             # sample ids instead of row numbers
+
+{tables}
+# OOD classes drawn from the ID bank itself (Algorithm 2 of DCV-ROOD); needs trainer = "probe":
+# [data.draw]
+# fraction = 0.2
+
+# OOD sets that only choose parameters (tune.rule = "auroc"); never tested:
+# [data.ood_val.places]
+# bank = "banks/places"
+
+[split]
+kind = "dual"                # or hierarchical, repeated-holdout (the benchmark truth), holdout (data.id.test)
+folds = 5
+repeats = 1                  # cross-validations with seeds seed, seed + 1, …
+validation = 0.1             # share of the ID training rows for parameters, scales and thresholds
+
+[tune]
+rule = "augrc"               # ID rows only; or nested, leave-one-out, auroc (see data.ood_val)
+
+[trainer]
+name = "frozen"              # the bank's own logits; or probe: a classifier trained on each fold's features
+"""

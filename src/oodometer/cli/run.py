@@ -1,0 +1,181 @@
+"""`oodometer run`: a whole study, resumed where it stopped."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from oodometer.cli import FAILED, INTERRUPTED, OK, _terminal
+from oodometer.errors import OodometerError
+
+ABOUT = """
+Runs a study: every detector on every fold and data set, as its study file says
+(`oodometer init` writes one). Each piece of work is written when it is done, so a
+run that was stopped goes on where it was: type the same command again. What cannot
+be computed is recorded with its error, and the rest goes on.
+
+example:
+  oodometer init study.toml
+  oodometer run study.toml --dry-run
+  oodometer run study.toml --out runs/a --n-jobs 4
+  oodometer run study.toml --out runs/b --set split.folds=3 seed=1
+"""
+
+
+@dataclass
+class Options:
+    """What to run, where, and with how many processes."""
+
+    study: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.toml")]
+    """The study file."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Folder of the results (default: runs/NAME of the study)."""
+    set: Annotated[_terminal.Many, tyro.conf.arg(metavar="KEY=VALUE …")] = field(default_factory=list)
+    """Values that replace those of the file, e.g. split.folds=3."""
+    n_jobs: int = 1
+    """Processes that share the folds (-1: one a core)."""
+    threads: int = 1
+    """Threads of every process; another number changes the last digits, and so computes anew."""
+    device: Annotated[str | None, tyro.conf.arg(metavar="DEVICE")] = None
+    """Where to compute, e.g. cuda (needs PyTorch); NumPy by default."""
+    dry_run: bool = False
+    """Print the cells, and about how long they take, and stop."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run a study; 1 if some cells failed, 130 if interrupted."""
+    options = _terminal.parse(Options, arguments, command="run", about=ABOUT)
+    from oodometer.study import Study
+
+    study = Study.from_toml(options.study, _terminal.flat(options.set))
+    out = options.out or Path("runs") / study.spec.name
+    if options.dry_run:
+        _preview(study, out, options)
+        return OK
+    try:
+        return _run(study, out, options)
+    except KeyboardInterrupt:
+        _say(f"interrupted; what is finished is kept in {out}. The same command goes on from there")
+        return INTERRUPTED
+
+
+def _run(study: Any, out: Path, options: Options) -> int:
+    from oodometer.study import run
+
+    with _progress() as progress, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = run(
+            study, out, n_jobs=options.n_jobs, threads=options.threads, device=options.device, progress=progress
+        )
+    for one in caught:
+        _say(f"warning: {one.message}")
+    for failure in results.failed[:SHOWN]:
+        _say(_failure(failure))
+    if len(results.failed) > SHOWN:
+        _say(f"… and {len(results.failed) - SHOWN} more failed cells (see run.json)")
+    if options.json:
+        _terminal.write_json({"folder": str(out), "failed": results.failed, "warnings": results.facts["warnings"]})
+    else:
+        _summary(results)
+    return FAILED if results.failed else OK
+
+
+SHOWN = 10
+"""Failed cells that are printed; run.json has them all."""
+
+
+def _failure(one: dict[str, Any]) -> str:
+    where = f"fold {one['fold']}" + (f" of repeat {one['repeat']}" if one["repeat"] else "")
+    names = " ".join(part for part in (one["detector"], one["variant"], one["params"]) if part)
+    on = f", OOD set {one['ood']}" if one["ood"] else ""
+    return f"failed: {names}, {where}{on}, exposure {one['exposure']}: {one['error']}"
+
+
+def _say(message: str) -> None:
+    _terminal.log().print(Text(message), soft_wrap=True)
+
+
+# ---------------------------------------------------------------------------------------------- output
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar with the time that is left, on a terminal."""
+    console = _terminal.log()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    left = (TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
+    with Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def progress(what: str, share: float) -> None:
+            bar.update(task, description=what, completed=share)
+
+        yield progress
+
+
+def _summary(results: Any) -> None:
+    """The mean of the first metric, as methods × OOD sets, and where the rest is."""
+    rows = results.to_pandas()
+    if rows.empty:
+        raise OodometerError(f"{results.folder}: every cell failed; run.json has the errors")
+    metric = rows["metric"].iloc[0]
+    found = results.summary().query("metric == @metric")
+    method = found["detector"].where(found["variant"] == "", found["detector"] + " " + found["variant"])
+    several = found["exposure"].nunique() > 1
+    column = found["ood"] + (" " + found["exposure"] if several else "")
+    wide = found.assign(method=method, column=column).pivot(index="method", columns="column")
+    table = _terminal.plain_table()
+    table.add_column(f"{metric}")
+    order = list(dict.fromkeys(column))
+    for name in order:
+        table.add_column(name, justify="right")
+    for name in dict.fromkeys(method):
+        cells = [_cell(wide["mean"][one].get(name), wide["std"][one].get(name)) for one in order]
+        table.add_row(name, *cells)
+    _terminal.show(table, Text(), Text(f"{results.folder}: {len(rows):,} values of {rows['metric'].nunique()} metrics"))
+
+
+def _cell(mean: float, std: float) -> str:
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.4f}" if math.isnan(std) else f"{mean:.4f} ± {std:.4f}"
+
+
+def _preview(study: Any, out: Path, options: Options) -> None:
+    from oodometer.results import Store
+    from oodometer.study import preview
+
+    plan = study.plan(device=options.device, threads=options.threads)
+    lines = preview(plan, Store(out / "cells"))
+    if options.json:
+        _terminal.write_json([vars(line) for line in lines])
+        return
+    table = _terminal.plain_table()
+    for title in ("method", "parameters", "cells", "finished", "expected"):
+        table.add_column(title, justify="left" if title in ("method", "parameters") else "right")
+    for line in lines:
+        table.add_row(line.method, line.params, str(line.cells), str(line.finished), _duration(line.seconds))
+    cells, done = sum(line.cells for line in lines), sum(line.finished for line in lines)
+    seconds = sum(line.seconds for line in lines) / max(options.n_jobs, 1)
+    about = (
+        f"{len(plan.rows)} folds × {len(plan.spec.exposure)} × {len(plan.data.ood)} OOD sets: {cells - done:,} of "
+        f"{cells:,} cells to compute, about {_duration(seconds)} (rough; training of classifiers not included)"
+    )
+    _terminal.show(table, Text(), Text(about))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
