@@ -28,6 +28,10 @@ CalibrationRows = Literal["auto", "train", "val"]
 """Which rows a threshold-like quantity is fitted on; auto: validation rows when given, else training rows."""
 
 
+INNER = "Detector"
+"""The declared type of a composition's parameter that is a detector itself."""
+
+
 @dataclass(frozen=True)
 class Card:
     """What a reader wants to know of a detector before using it."""
@@ -305,13 +309,15 @@ class Detector:
         return params
 
     def set_params(self, **params: Any) -> Self:
-        for name, value in params.items():
+        kinds = {parameter.name: parameter.kind for parameter in self.card.parameters}
+        # An inner detector first, then its parameters.
+        for name, value in sorted(params.items(), key=lambda item: item[0].count("__")):
             outer, _, inner = name.partition("__")
-            _check_known(self.card.name, outer, [p.name for p in self.card.parameters])
-            if inner:
+            if inner and kinds.get(outer) == INNER:
                 getattr(self, outer).set_params(**{inner: value})
             else:
-                setattr(self, name, value)
+                _check_known(self.card.name, name, list(kinds))
+                setattr(self, name, _by_name(kinds[name], value))
         return self
 
     def clone(self) -> Self:
@@ -434,17 +440,21 @@ def create(name: str, *, preset: str | None = None, **params: Any) -> Detector:
         params = {**cls.card.variants[preset], **params}
     kinds = {parameter.name: parameter.kind for parameter in cls.card.parameters}
     # A composition takes its inner detector by name too, and that one's parameters as detector__name.
-    compositions = tuple(f"{key}__" for key, kind in kinds.items() if kind == "Detector")
+    compositions = tuple(f"{key}__" for key, kind in kinds.items() if kind == INNER)
     inner = {key: value for key, value in params.items() if key.startswith(compositions)}
     outer = {key: value for key, value in params.items() if key not in inner}
-    for key, value in outer.items():
+    for key in outer:
         _check_known(name, key, list(kinds))
-        outer[key] = create(value) if kinds[key] == "Detector" and isinstance(value, str) else value
-    made = cls(**outer)
+    made = cls(**{key: _by_name(kinds[key], value) for key, value in outer.items()})
     if inner:
         made = made.clone().set_params(**inner)  # the inner detector that was given stays as it is
     made.check_params()
     return made
+
+
+def _by_name(kind: str, value: Any) -> Any:
+    """An inner detector may be given by its name."""
+    return create(value) if kind == INNER and isinstance(value, str) else value
 
 
 def _check_known(owner: str, name: str, known: list[str]) -> None:
