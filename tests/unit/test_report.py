@@ -361,3 +361,4 @@ def test_every_metric_has_a_label():
     assert set(LABELS) <= set(METRICS)
     assert label_of("augrc:keep_all") == "AUGRC (keep all)"
     assert all(label_of(name) != name for name in METRICS)
+    assert all(name.partition(":")[0] in {*citations.METRIC_KEYS, "f1_max_ood", "f1_max_id"} for name in METRICS)

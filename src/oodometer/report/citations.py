@@ -19,6 +19,8 @@ METRIC_KEYS = {
     "auroc": ("hanley1982meaning",),
     "aupr_ood": ("davis2006relationship",),
     "aupr_id": ("davis2006relationship",),
+    "ap_ood": ("davis2006relationship",),
+    "ap_id": ("davis2006relationship",),
     "aupr_harmonic": ("gutbrod2025openmibood",),
     "fpr95_ood": ("liang2018odin",),
     "fpr95_id": ("liang2018odin",),

@@ -19,6 +19,8 @@ LABELS = {
     "aupr_ood": "AUPR (OOD positive)",
     "aupr_id": "AUPR (ID positive)",
     "aupr_harmonic": "AUPR (harmonic)",
+    "ap_ood": "average precision (OOD positive)",
+    "ap_id": "average precision (ID positive)",
     "fpr95_ood": "FPR@95 (OOD positive)",
     "fpr95_id": "FPR@95 (ID positive)",
     "tpr5": "TPR at FPR 5 %",

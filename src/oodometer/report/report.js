@@ -257,7 +257,7 @@
     const found = D.sets.map((_, s) => outcome(now.e, now.m, now.draws, s, state.point, now.cost));
     const shown = found.map((one, s) => ({ ...one, s })).filter((one, s) => found[s]);
     const counted = shown.filter((one) => one.s !== state.point.set);
-    $("keep").textContent = state.point.step === undefined ? "–" : `${(X.steps[state.point.step] / 10).toFixed(1)} %`;
+    $("keep").textContent = state.point.step === undefined ? "–" : `${(X.steps[state.point.step] / 10).toFixed(1)}\u00a0%`;
     $("step").setAttribute("aria-valuetext", `keep ${(X.steps[$("step").value] / 10).toFixed(1)} per cent of the calibration rows`);
     $("point-note").textContent = state.point.note ?? (state.point.step === AT_95 ? "@95TNR: the smallest threshold that keeps at least 95 % of the calibration rows." : "");
     showTiles(counted, now);
@@ -383,8 +383,9 @@
   function dragging(svg, ones, x) {
     svg.classList.add("draggable");
     const place = (event) => {
-      const box = svg.getBoundingClientRect();
-      const u = ((event.clientX - box.left) / box.width * svg.viewBox.baseVal.width - x(0)) / (x(1) - x(0));
+      const now = $("explorer-chart").firstElementChild;  // the picture is drawn anew while it is dragged
+      const box = now.getBoundingClientRect();
+      const u = ((event.clientX - box.left) / box.width * now.viewBox.baseVal.width - x(0)) / (x(1) - x(0));
       const middle = X.steps.map((_, i) => ones.map((one) => one.place[i]).sort((a, b) => a - b)[Math.floor(ones.length / 2)] / X.unit);
       const step = middle.reduce((best, v, i) => (Math.abs(v - u) < Math.abs(middle[best] - u) ? i : best), 1);
       choose({ step });
