@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, double, like, norms, row_products, slices, to_numpy
+from oodometer.arrays import Array, double, like, norms, row_products, slices, take_columns, to_numpy
 from oodometer.bank import Bank
 from oodometer.derived import F64
 from oodometer.detectors.base import Detector, detector, param, warn
@@ -51,8 +51,9 @@ class FDBD(Detector):
         h, z = derived.features(bank), derived.logits(bank)
         if self.exact_:
             h, z = double(h), double(z)
-        inverse = xp.take(like(self.inverse_gaps_, z), xp.argmax(z, axis=-1), axis=0)
-        boundaries = row_products(xp.max(z, axis=-1, keepdims=True) - z, inverse, xp)
+        predicted = xp.argmax(z, axis=-1)
+        margins = take_columns(z, predicted, xp)[:, None] - z
+        boundaries = row_products(margins, xp.take(like(self.inverse_gaps_, z), predicted, axis=0), xp)
         length = norms(h - like(self.mean_, h), xp) if self.distance_to_mean else norms(h, xp)
         return -boundaries / xp.clip(length, min=self.shortest_)
 

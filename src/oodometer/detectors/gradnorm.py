@@ -28,7 +28,7 @@ class GradNorm(Detector):
 
     temperature: float = param(1.0, "the logits are divided by it", low=0.0, high=np.inf, open=True)
 
-    def _fit(self, train: Bank, xp: ModuleType) -> None:
+    def _fit_on(self, train: Bank, val: Bank | None) -> None:
         # |C·p − 1| magnifies the round-off of logits; where they are computed here, float64 costs little.
         self.exact_ = "logits" not in self.shapes_ and derived.is_small(train)
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, double, like, log_softmax, psd_eigh, to_numpy, unit
+from oodometer.arrays import Array, double, like, log_softmax, psd_eigh, unit
 from oodometer.bank import Bank
 from oodometer.derived import F64, Moments
 from oodometer.detectors.base import Detector, detector, param, warn
@@ -47,6 +47,7 @@ class PNML(Detector):
         kept = values > len(values) * np.finfo(np.float64).eps * values[0]
         self.inverses_ = np.where(kept, 1 / np.where(kept, values, 1.0), 0.0)
         self.rank_ = int(kept.sum())
+        self.exact_ = derived.is_small(train)
         if self.rank_ < len(values):
             warn(
                 f"pnml: the {len(train)} training rows span {self.rank_} of {len(values)} directions (constant, "
@@ -55,13 +56,13 @@ class PNML(Detector):
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         assert bank.head is not None, "the door has seen to the head"
-        h = unit(double(derived.features(bank)), xp)
-        logits = h @ like(to_numpy(bank.head.weight).astype(np.float64), h).T
-        log_q = log_softmax(logits + like(to_numpy(bank.head.bias).astype(np.float64), h), xp)
-        return regret(log_q, self._learnability(h, xp)[:, None], xp) / np.log(log_q.shape[-1])
+        h = derived.features(bank)
+        h = unit(double(h) if self.exact_ else h, xp)
+        log_q = log_softmax(double(bank.head(h)), xp)
+        return regret(log_q, double(self._learnability(h, xp))[:, None], xp) / np.log(log_q.shape[-1])
 
     def _learnability(self, h: Array, xp: ModuleType) -> Array:
-        """g = x̃ᵀg of the paper (equation 10): how far one more row at x̃ could move its own logits."""
+        """g: how far one more training row at x̃ could move its own logits."""
         y = h @ like(self.vectors_[1:], h) + like(self.vectors_[0], h)
         y *= y
         inside = y @ like(self.inverses_, y)
@@ -70,7 +71,7 @@ class PNML(Detector):
         inside = inside / (1 + inside)
         if self.variant == "theory":
             return xp.where(outside > 0, xp.ones_like(outside), inside)
-        return xp.maximum(outside, inside)
+        return xp.where(outside > inside, outside, inside)
 
 
 def bordered_gram(unit_rows: Moments) -> F64:
