@@ -84,7 +84,7 @@ def of(results: Results) -> str:
 
 def keys(layout: Layout) -> list[str]:
     """The keys of everything a study used."""
-    cards = [key for name in dict.fromkeys(layout.detectors.values()) if (key := detector_key(name))]
+    cards = [key for name, _ in layout.origins.values() if (key := detector_key(name))]
     metrics = [key for metric in layout.metrics for key in METRIC_KEYS.get(metric.partition(":")[0], ())]
     exposure = ["hendrycks2019oe"] if set(layout.exposures) - {"without"} else []
     data = [key for name in (*layout.ids, *layout.sets) if (key := data_key(name))]

@@ -8,7 +8,7 @@ import math
 import os
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ def render(results: Results, *, metric: str | None = None, alpha: float = 0.05, 
         ranking=_ranking(reading),
         regimes=_regimes(layout, reading.metric, alpha),
         warnings=_warnings(results, layout, reading, curves),
-        failed=results.failed,
+        failures=_failures(results.failed),
         detectors=[_detector(results, layout, reading, name) for name in _order(layout, reading)],
         provenance=_provenance(results),
         command=_command(results),
@@ -112,6 +112,13 @@ def _verdict(reading: Reading, layout: Layout, alpha: float) -> dict[str, Any]:
     }
 
 
+def _mark(reading: Reading, name: str) -> str:
+    """What tables say beside a method of the best group; nothing where no difference was found."""
+    if not reading.drawn or reading.basis == "none" or name not in reading.top:
+        return ""
+    return "best" if name == reading.order[0] else "tied"
+
+
 def _order(layout: Layout, reading: Reading) -> list[str]:
     """Best first; methods that could not be compared last."""
     return [*reading.order, *(name for name in layout.methods if name not in reading.order)]
@@ -123,7 +130,7 @@ def _ranking(reading: Reading) -> dict[str, Any]:
     rows = [
         {
             "name": name,
-            "top": reading.drawn and name in reading.top,
+            "mark": _mark(reading, name),
             "mean": verdict.percent(reading.means[name]),
             "p": reading.pvalues.get(name),
             "rank": _rank(reading, name),
@@ -168,8 +175,8 @@ def _regime(
     except OodometerError:
         return {"label": label, "top": "no detector has all values", "mean": "", "blocks": 0, "basis": ""}
     basis = {"ranks": "rank tests", "folds": "folds of one set", "none": "one value"}[found.basis]
-    top = verdict.listed(found.top[:MOST_NAMED])
-    top += f" and {len(found.top) - MOST_NAMED} more" if len(found.top) > MOST_NAMED else ""
+    more = len(found.top) - MOST_NAMED
+    top = f"{', '.join(found.top[:MOST_NAMED])} and {more} more" if more > 0 else verdict.listed(found.top)
     mean = verdict.percent(found.means[found.order[0]])
     return {
         "label": label,
@@ -182,19 +189,29 @@ def _regime(
 
 def _warnings(results: Results, layout: Layout, reading: Reading, curves: Mapping[str, Any]) -> list[str]:
     """What a reader has to know before believing the verdict."""
-    found = [str(one) for one in results.facts.get("warnings", [])]
+    found: list[str] = []
     if results.failed:
-        names = verdict.listed(sorted({str(cell.get("detector", "a cell")) for cell in results.failed}))
-        found.append(f"{verdict.plural(len(results.failed), 'cell')} failed ({names}); see Provenance for the reasons.")
+        which = verdict.listed(list(dict.fromkeys(map(_failed_name, results.failed))))
+        found.append(f"{verdict.plural(len(results.failed), 'cell')} failed ({which}); Provenance has the reasons.")
     if reading.left_out:
-        found.append(
-            f"Left out of the verdict, because a value is missing somewhere: {verdict.listed(reading.left_out)}."
-        )
+        names = verdict.listed(reading.left_out)
+        found.append(f"Left out of the verdict, because a value is missing somewhere: {names}.")
     if reading.dropped:
         found.append(f"{verdict.plural(len(reading.dropped), 'block')} without any value left out of the verdict.")
     missing = layout.frame.loc[layout.frame["value"].isna(), "metric"].value_counts()
-    found += [f"{label_of(str(name))}: {count} values are missing." for name, count in missing.items()]
-    return [*found, *_small_sets(layout, curves), *_shared_sources(results), *reading.notes]
+    found += [f"{label_of(str(name))}: {verdict.plural(count, 'value')} missing." for name, count in missing.items()]
+    said = [str(one) for one in results.facts.get("warnings", [])]
+    return [*found, *_shared_sources(results), *_small_sets(layout, curves), *reading.notes, *said]
+
+
+def _failed_name(cell: Mapping[str, Any]) -> str:
+    return " ".join(str(cell[key]) for key in ("detector", "variant") if cell.get(key)) or "a cell"
+
+
+def _failures(failed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each reason once, with what failed of it and how often."""
+    times = Counter((_failed_name(cell), str(cell["error"])) for cell in failed)
+    return [{"name": name, "error": error, "times": n} for (name, error), n in times.items()]
 
 
 def _small_sets(layout: Layout, curves: Mapping[str, Any]) -> list[str]:
@@ -239,7 +256,7 @@ def _tables(layout: Layout, reading: Reading) -> dict[str, Any]:
             {"key": name, "label": label_of(name), "higher": higher_is_better(name)} for name in layout.metrics
         ],
         "primary": reading.metric,
-        "methods": [{"name": name, "top": reading.drawn and name in reading.top} for name in layout.methods],
+        "methods": [{"name": name, "mark": _mark(reading, name)} for name in layout.methods],
         "order": [layout.methods.index(name) for name in _order(layout, reading)],
         "sets": [{"name": name, "group": layout.groups.get(name, "")} for name in layout.sets],
         "exposures": list(layout.exposures),
@@ -344,15 +361,19 @@ def _detector(results: Results, layout: Layout, reading: Reading, name: str) -> 
     return {
         "name": name,
         "at": layout.methods.index(name),
-        "top": reading.drawn and name in reading.top,
-        "card": _card(layout.detectors[name]),
+        "card": _card(layout.origins[name][0]),
+        "mark": _mark(reading, name),
         "rank": reading.order.index(name) + 1 if name in reading.order else None,
         "mean": verdict.percent(reading.means[name]) if name in reading.means else "incomplete",
         "params": [(_params(text), times) for text, times in Counter(chosen).most_common()],
         "best": ends[0] if ends else None,
         "worst": ends[-1] if ends else None,
-        "failed": [cell for cell in results.failed if cell.get("detector") == layout.detectors[name]],
+        "failures": _failures([cell for cell in results.failed if _origin(cell) == layout.origins[name]]),
     }
+
+
+def _origin(cell: Mapping[str, Any]) -> tuple[Any, Any]:
+    return cell.get("detector"), cell.get("variant", "")
 
 
 def _card(name: str) -> dict[str, Any] | None:
@@ -388,5 +409,14 @@ def _command(results: Results) -> str:
 
 
 def _provenance(results: Results) -> dict[str, Any]:
-    """Everything run.json tells, the failures and warnings aside, which have their own places."""
-    return {key: value for key, value in results.facts.items() if key not in ("failed", "warnings", "command")}
+    """What run.json tells, without what has a place of its own; deep parts as JSON."""
+    own = ("failed", "warnings", "command")
+    return {
+        key: {"json": json.dumps(value, indent=1, ensure_ascii=False)} if _is_deep(value) else {"plain": value}
+        for key, value in results.facts.items()
+        if key not in own
+    }
+
+
+def _is_deep(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(inner, dict) for inner in value.values())

@@ -64,8 +64,8 @@ class Layout:
     draws: tuple[tuple[int, int], ...]
     """(repeat, fold)."""
     metrics: tuple[str, ...]
-    detectors: dict[str, str]
-    """The detector behind each method."""
+    origins: dict[str, tuple[str, str]]
+    """The detector and the variant behind each method."""
     test_to_train: float
     """Test rows for each training row of a fold; the variance of a mean over folds needs it."""
 
@@ -92,7 +92,7 @@ class Layout:
             exposures=_seen(frame["exposure"]),
             draws=tuple(sorted({*zip(frame["repeat"].tolist(), frame["fold"].tolist(), strict=True)})),
             metrics=tuple(known),
-            detectors=dict(zip(frame["method"], frame["detector"], strict=True)),
+            origins=dict(zip(frame["method"], zip(frame["detector"], frame["variant"], strict=True), strict=True)),
             test_to_train=float(results.facts["test_to_train"]),
         )
 

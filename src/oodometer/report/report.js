@@ -76,7 +76,7 @@
     const columns = parts.flatMap((part) => part.columns);
     const wanted = $("filter").value.trim().toLowerCase();
     let rows = D.order.filter((m) => D.methods[m].name.toLowerCase().includes(wanted));
-    if ($("only-best").checked) rows = rows.filter((m) => D.methods[m].top);
+    if ($("only-best").checked) rows = rows.filter((m) => D.methods[m].mark);
     const ranges = columns.map((column) => {
       const values = D.order.map(column.value).filter((v) => v !== null);
       return [Math.min(...values), Math.max(...values)];
@@ -144,8 +144,8 @@
     });
     const link = make("a", { href: `#detector-${m}`, onclick: () => open(m) }, D.methods[m].name);
     const name = make("span", { class: "name", title: D.methods[m].name }, link);
-    const mark = D.methods[m].top ? make("span", { class: "mark" }, "best") : null;
-    return make("tr", { class: D.methods[m].top ? "best" : null, "data-method": m }, make("th", { scope: "row" }, name, mark), ...cells);
+    const mark = D.methods[m].mark ? make("span", { class: "mark" }, D.methods[m].mark) : null;
+    return make("tr", { class: D.methods[m].mark ? "best" : null, "data-method": m }, make("th", { scope: "row" }, name, mark), ...cells);
   }
 
   function open(m) {
@@ -360,7 +360,7 @@
     const y = (v) => top + (1 - v) * height;
     const line = (curve) => curve.map((v, i) => `${i ? "L" : "M"}${x(i / X.bins)} ${y(v)}`).join("");
     const area = (curve) => `${line(curve)}L${x(1)} ${y(0)}L${x(0)} ${y(0)}Z`;
-    const ticks = [0, 0.5, 1].map((v) => draw("text", { x: 28, y: y(v) + 4, "text-anchor": "end" }, `${100 * v}%`));
+    const ticks = [0, 0.5, 1].map((v) => draw("text", { x: 28, y: y(v) + 4, "text-anchor": "end" }, `${100 * v}\u202f%`));
     const grid = [0, 0.5, 1].map((v) => draw("line", { x1: x(0), x2: x(1), y1: y(v), y2: y(v), stroke: "var(--line)" }));
     const one = (curve, colour, dash) => [
       draw("path", { d: area(curve), fill: colour, "fill-opacity": 0.12 }),
@@ -423,10 +423,10 @@
     const x = (v) => left + ((v - low + pad) / (high - low + 2 * pad)) * (width - left - right);
     const svg = draw("svg", { viewBox: `0 0 ${width} ${top + rows.length * step + 8}`, height: top + rows.length * step + 8, role: "img", "aria-label": `${metric.label} of every detector in every fold` });
     for (const v of ticks(low, high, narrow ? 3 : 6))
-      svg.append(draw("line", { x1: x(v), x2: x(v), y1: top - 6, y2: top + rows.length * step, stroke: "var(--line)" }), draw("text", { x: x(v), y: 12, "text-anchor": "middle" }, `${Number((100 * v).toPrecision(4))}%`));
+      svg.append(draw("line", { x1: x(v), x2: x(v), y1: top - 6, y2: top + rows.length * step, stroke: "var(--line)" }), draw("text", { x: x(v), y: 12, "text-anchor": "middle" }, `${Number((100 * v).toPrecision(4))}\u202f%`));
     rows.forEach((row, at) => {
       const y = top + (at + 0.5) * step, name = D.methods[row.m].name;
-      const colour = D.methods[row.m].top ? "var(--accent)" : "var(--id)";
+      const colour = D.methods[row.m].mark ? "var(--accent)" : "var(--id)";
       const label = draw("text", { x: left - 10, y: y + 4, "text-anchor": "end", class: "ink" }, short(name, narrow ? 12 : 26));
       label.append(draw("title", {}, name));
       svg.append(label, ...row.dots.map((v) => draw("circle", { cx: x(v), cy: y, r: 4, fill: colour, "fill-opacity": 0.65 })),
