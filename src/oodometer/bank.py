@@ -253,7 +253,7 @@ class Bank:
             index = self._index[index]
         return self._child(index, len(index))
 
-    def _child(self, index: slice | Ints, length: int) -> Bank:
+    def _child(self, index: slice | Ints | None, length: int) -> Bank:
         bank = Bank.__new__(Bank)
         bank._columns, bank._length, bank._parts, bank._index = self._columns, length, (), index
         bank._start(self.head, self.provenance)
@@ -299,11 +299,15 @@ class Bank:
         return self._parts or (self,)
 
     def select(self, names: Iterable[str]) -> Bank:
-        """The bank with these columns only."""
+        """The bank with these columns only; nothing is copied until read."""
         names = list(names)
         if self._parts:
             return self._joined([part.select(names) for part in self._parts])
-        return self._replaced({name: self[name] for name in names}, self.head)
+        if not names or not set(names) <= set(self._columns):
+            return self._replaced({name: self[name] for name in names}, self.head)
+        bank = self._child(self._index, len(self))
+        bank._columns = {name: self._columns[name] for name in names}
+        return bank
 
     def with_columns(self, **columns: Array) -> Bank:
         """The bank with these columns added or replaced."""
