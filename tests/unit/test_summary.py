@@ -48,6 +48,11 @@ def test_both_polarities_are_different_numbers_under_their_own_names():
     assert row["aupr_id"] < 0.5
 
 
+def test_groups_are_given_by_group_or_by_data_set():
+    by_set = metrics.summary(ID, SETS, groups={"svhn": "far", "dtd": "far", "tin": "near"})
+    assert by_set.equals(metrics.summary(ID, SETS, groups={"far": ["svhn", "dtd"], "near": ["tin"]}))
+
+
 def test_means_are_unweighted_over_data_sets_and_harmonic_within_them():
     table = by_name(metrics.summary(ID, SETS, groups={"far": ["svhn", "dtd"], "near": ["tin"]}))
     assert list(table) == ["svhn", "dtd", "tin", "far", "near", "all"]

@@ -28,14 +28,16 @@ FAILURE_PROTOCOLS: tuple[Protocol, ...] = ("discard_id_errors", "misclassificati
 """Which rows count as failures in the columns `augrc:PROTOCOL` and `aurc:PROTOCOL`."""
 
 Row = dict[str, Any]
+Groups = Mapping[str, Sequence[str]] | Mapping[str, str]
+"""The OOD sets of each group, or the group of each OOD set."""
 
 
 def summary(
     id_scores: ArrayLike,
     ood_scores: Mapping[str, ArrayLike] | ArrayLike,
-    *,
     id_correct: ArrayLike | None = None,
-    groups: Mapping[str, Sequence[str]] | None = None,
+    groups: Groups | None = None,
+    *,
     calibration: ArrayLike | None = None,
     ood_validation: ArrayLike | None = None,
     level: float = 0.95,
@@ -144,8 +146,16 @@ def _failures(id_rows: _Rows, id_correct: ArrayLike, ood: _Rows) -> Row:
 # --- Groups -----------------------------------------------------------------------------------------------------
 
 
-def _members(groups: Mapping[str, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    members = {str(group): [str(name) for name in chosen] for group, chosen in groups.items()}
+def _by_group(groups: Groups) -> dict[str, list[str]]:
+    members: dict[str, list[str]] = {}
+    for key, value in groups.items():
+        group, names = (value, [key]) if isinstance(value, str) else (key, value)
+        members.setdefault(str(group), []).extend(map(str, names))
+    return members
+
+
+def _members(groups: Groups, names: Sequence[str]) -> dict[str, list[str]]:
+    members = _by_group(groups)
     taken: dict[str, str] = {}
     for group, chosen in members.items():
         if not chosen:
