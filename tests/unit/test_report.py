@@ -244,14 +244,25 @@ def test_failures_warnings_and_provenance_are_told(awkward):
     assert "oodometer run study.toml" in page
 
 
+def test_the_accuracy_counts_every_classifier_once(awkward):
+    table = awkward.classifiers
+    without = table[table["exposure"] == "without"].drop_duplicates("fold")["accuracy"]
+    exposed = table[table["exposure"] == "with"]["accuracy"]
+    page = html.render(awkward)
+    assert f"without exposure {100 * without.mean():.2f} %" in page
+    assert "3 classifiers" in page
+    assert f"with exposure {100 * exposed.mean():.2f} %" in page
+    assert "15 classifiers" in page
+
+
 def test_chosen_parameters_and_the_card_are_shown(run):
     page = html.render(run)
     section = page.split('id="detector-0"')[1].split("</details>")[0]
     assert detectors.get("knn").card.title in section
-    assert "k=10 (10×)" in section
-    assert "k=50 (5×)" in section
+    assert "k=10 (2×)" in section
+    assert "k=50 (1×)" in section
     tuning = {one["params"]: one for one in data_of(page)["tuning"]["knn"]}
-    assert tuning["k=10"]["chosen"] == 10
+    assert tuning["k=10"]["chosen"] == 2
     assert tuning["k=50"]["values"] == pytest.approx([(0.88 * 2 + 0.9) / 3, 0.88, 0.9])
     assert tuning["k=5000"]["status"] == "invalid"
     assert tuning["k=5000"]["values"] == [None, None, None]

@@ -90,9 +90,14 @@ def data(results: Results, layout: Layout) -> dict[str, Any]:
     }
 
 
+def index_of(results: Results) -> pd.DataFrame:
+    """Which cells hold the scores of which detector, fold and set."""
+    return read_table(results.folder / "cells" / "index.csv")
+
+
 def _index(results: Results, layout: Layout) -> pd.DataFrame:
     """The table of cells with every axis as a place in the layout."""
-    index = read_table(results.folder / "cells" / "index.csv")
+    index = index_of(results)
     index["method"] = methods(index, ["repeat", "fold", "ood", "exposure"])
     sets = dict(zip(layout.frame["ood"], layout.frame["set"], strict=True))
     places: dict[str, dict[Any, int]] = {

@@ -33,6 +33,7 @@ MOST_FOLD_VALUES = 120_000
 """Beyond so many values the page shows the folds of the deciding metric only."""
 MOST_CLIQUES = 12
 MOST_NAMED = 6
+_FOLD = ("repeat", "fold", "exposure")
 
 
 def write(
@@ -275,19 +276,11 @@ def _places(layout: Layout, rows: pd.DataFrame) -> tuple[Any, ...]:
 
 
 def _cells(layout: Layout, metric: str, shape: tuple[int, ...]) -> dict[str, list[float | None]]:
-    """Mean over the draws and the half-width of its 95 % interval, as `Results.summary` gives them."""
-    from scipy.special import stdtrit
-
-    rows = layout.frame[layout.frame["metric"] == metric]
-    cells = rows.groupby(["exposure", "method", "set"], sort=False)["value"].agg(["mean", "std", "count"]).reset_index()
-    n = cells["count"].to_numpy(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spread = cells["std"].to_numpy(np.float64) * np.sqrt(1 / n + layout.test_to_train)
-        reach = spread * stdtrit(np.maximum(n - 1, 1), 0.975)
-    mean = np.full(shape, np.nan)
-    half = np.full(shape, np.nan)
+    """Means over folds and half their 95 % intervals."""
+    cells = layout.cells(metric).reset_index()
+    mean, half = np.full(shape, np.nan), np.full(shape, np.nan)
     at = _places(layout, cells)
-    mean[at], half[at] = cells["mean"], reach
+    mean[at], half[at] = cells["mean"], cells["half"]
     return {"mean": _plain(mean), "half": _plain(half)}
 
 
@@ -326,7 +319,9 @@ def _tuning(results: Results, layout: Layout) -> dict[str, list[dict[str, Any]]]
     for (detector, variant), rows in tuning.groupby(["detector", "variant"], sort=False):
         name = f"{detector}:{variant}" if variant and detector not in layout.methods else str(detector)
         points = rows.groupby("params", sort=False)
-        table = points["value"].agg(["mean", "min", "max"]).join(points["chosen"].sum())
+        table = points["value"].agg(["mean", "min", "max"])
+        folds = rows[rows["chosen"] == 1].drop_duplicates([*_FOLD, "params"])["params"].value_counts()
+        table["chosen"] = folds.reindex(table.index, fill_value=0)
         table["reason"] = points["reason"].agg(lambda texts: next((t for t in texts if t), ""))
         table["status"] = points["status"].first()
         found[name] = [
@@ -354,7 +349,7 @@ def _params(text: str) -> str:
 
 def _detector(results: Results, layout: Layout, reading: Reading, name: str) -> dict[str, Any]:
     rows = layout.frame[layout.frame["method"] == name]
-    chosen = rows.drop_duplicates(["repeat", "fold", "ood", "exposure"])["params"]
+    chosen = rows.drop_duplicates([*_FOLD, "params"])["params"]
     own = rows[rows["metric"] == reading.metric].groupby("set", sort=False)["value"].mean().dropna()
     ordered = own.sort_values(ascending=not higher_is_better(reading.metric), kind="stable")
     ends = [(str(name), verdict.percent(value)) for name, value in ordered.items()]
@@ -394,10 +389,12 @@ def _card(name: str) -> dict[str, Any] | None:
 
 
 def _accuracy(results: Results) -> list[dict[str, Any]]:
-    """The classifiers' test accuracy by exposure."""
-    table = results.classifiers.dropna(subset=["accuracy"])
+    """The classifiers' test accuracy by exposure; OOD sets that share a classifier count it once."""
+    at = ["repeat", "fold", "ood", "exposure"]
+    cells = explorer.index_of(results)[[*at, "classifier_cell"]].drop_duplicates(at)
+    table = results.classifiers.merge(cells, on=at).drop_duplicates("classifier_cell").dropna(subset=["accuracy"])
     return [
-        {"exposure": name, "mean": part.mean(), "min": part.min(), "max": part.max(), "count": len(part)}
+        {"exposure": name, "mean": part.mean(), "min": part.min(), "max": part.max(), "classifiers": len(part)}
         for name, part in table.groupby("exposure", sort=False)["accuracy"]
     ]
 

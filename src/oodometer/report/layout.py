@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from oodometer.errors import OodometerError
 from oodometer.results import METRICS, higher_is_better
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from oodometer.results import Results
+
+Floats: TypeAlias = NDArray[np.float64]
 
 LABELS = {
     "auroc": "AUROC",
@@ -104,14 +109,21 @@ class Layout:
             raise OodometerError(f"metric: one of {', '.join(self.metrics)} was needed, {wanted!r} was found.")
         return wanted
 
-    def means(self, metric: str) -> pd.DataFrame:
-        """The mean over folds and repeats as (set, exposure) × methods; NaN where a value is missing."""
+    def cells(self, metric: str) -> pd.DataFrame:
+        """(set, exposure, method) with the mean over folds and repeats and half its 95 % interval.
+
+        Both are NaN where a fold is missing: a mean over fewer folds than the others have would compare other data.
+        """
         rows = self.frame[self.frame["metric"] == metric]
-        cells = rows.groupby(["set", "exposure", "method"], sort=False)["value"]
-        # A mean over fewer folds than the others have would compare different data.
-        count = cells.count()
-        whole = cells.mean().where(count == count.groupby(level=["set", "exposure"]).transform("max"))
-        return whole.unstack("method").reindex(columns=list(self.methods))
+        found = rows.groupby(["set", "exposure", "method"], sort=False)["value"].agg(["mean", "std", "count"])
+        count = found["count"].to_numpy(np.float64)
+        found["half"] = interval_half(found["std"].to_numpy(np.float64), count, self.test_to_train)
+        whole = found["count"] == found.groupby(level=["set", "exposure"])["count"].transform("max")
+        return found[["mean", "half"]].where(whole)
+
+    def means(self, metric: str) -> pd.DataFrame:
+        """The means over folds and repeats as (set, exposure) × methods."""
+        return self.cells(metric)["mean"].unstack("method").reindex(columns=list(self.methods))
 
     def by_group(self) -> dict[str, list[str]]:
         """The sets of each group, in order; one group without a name where the study has none."""
@@ -119,6 +131,18 @@ class Layout:
         for name in self.sets:
             found.setdefault(self.groups.get(name, ""), []).append(name)
         return found
+
+
+def interval_half(std: Floats, n: Floats, test_to_train: float) -> Floats:
+    """Half the 95 % interval of means over n folds, as `Results.summary` has it: NaN for a single fold.
+
+    s²(1/n + n_test/n_train) with Student's t: Nadeau and Bengio, Machine Learning 2003, equation 9.
+    """
+    from scipy.special import stdtrit
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = std * np.sqrt(1 / n + test_to_train)
+    return np.asarray(spread * stdtrit(np.maximum(n - 1, 1), 0.975))
 
 
 def methods(frame: pd.DataFrame, draw: Sequence[str]) -> pd.Series[Any]:
