@@ -493,6 +493,16 @@ class Results:
         text: str = import_module("oodometer.report.latex").table(self, **options)
         return text
 
+    def to_markdown(self, **options: Any) -> str:
+        """The summary as a Markdown table."""
+        text: str = import_module("oodometer.report.latex").markdown(self, **options)
+        return text
+
+    def citations(self) -> str:
+        """BibTeX of the detectors, metrics, tests and data of the study."""
+        text: str = import_module("oodometer.report.citations").of(self)
+        return text
+
     def __repr__(self) -> str:
         rows = self._table("results.csv")
         counts = f"{rows['detector'].nunique()} detectors, {rows['ood'].nunique()} OOD sets, {len(rows):,} values"

@@ -25,9 +25,9 @@ _SUMMARIES = {
     "metrics": "AUROC, FPR@95, AUPR … of a table of scores",
     "split": "folds of in- and out-of-distribution rows",
     "run": "a whole study: folds × detectors × parameters, resumable",
-    "compare": "rank detectors: which differences are more than chance",
+    "compare": "what changed between two runs, and whether it matters",
     "fidelity": "how well a protocol's ranking tells the true one",
-    "report": "tables and figures of a study as one page",
+    "report": "a run as a page to decide from, or a table for a paper",
     "guard": "a fitted detector with its threshold, for production",
     "doctor": "versions, threads, GPU, extras, and a check of your banks",
 }

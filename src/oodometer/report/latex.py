@@ -225,7 +225,7 @@ _TEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': "''",  # \textquotedbl needs another font encoding
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
     "→": r"$\rightarrow$",
