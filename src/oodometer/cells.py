@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class Setting:
         """The parameters as results show them."""
         return params_text(self.params)
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """Every parameter, the defaults too: what determines the scores."""
         return {"detector": self.name, "params": json.loads(params_text(create(self.name, **self.params).get_params()))}

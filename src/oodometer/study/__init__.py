@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,7 +191,7 @@ def _in_processes(plan: Plan, store: Store, n_jobs: int) -> Iterator[tuple[list[
         if not all(is_finished(plan, store, unit) for unit in plan.units(rows))
     ]
     if jobs:
-        calls = (delayed(_do_fold)(plan, store, place) for place in jobs)
+        calls = (delayed(_do_fold)(plan, store, place, os.getpid()) for place in jobs)
         yield from Parallel(n_jobs=n_jobs, return_as="generator_unordered")(calls)
 
 
@@ -197,9 +199,10 @@ _workers: dict[str, Worker] = {}
 """In a worker process: the plan it works on, so that folds share what is derived from their pieces."""
 
 
-def _do_fold(plan: Plan, store: Store, place: int) -> tuple[list[tuple[str, float]], list[str]]:
+def _do_fold(plan: Plan, store: Store, place: int, run_pid: int) -> tuple[list[tuple[str, float]], list[str]]:
     """One fold, in a worker process."""
     if plan.digest not in _workers:
+        _end_with(run_pid)
         _workers.clear()
         _workers[plan.digest] = Worker(plan, store, lambda what, work: None)
     worker = _workers[plan.digest]
@@ -207,3 +210,16 @@ def _do_fold(plan: Plan, store: Store, place: int) -> tuple[list[tuple[str, floa
     worker.tick, worker.said = lambda what, work: ticks.append((what, work)), []
     worker.do(worker.plan.rows[place])
     return ticks, worker.said
+
+
+def _end_with(run_pid: int) -> None:
+    """End this worker when the run that started it is gone; a killed parent cannot tell its workers to stop."""
+    if os.getppid() != run_pid:
+        return  # it works in the run's own process, or on another machine
+
+    def watch() -> None:
+        while os.getppid() == run_pid:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

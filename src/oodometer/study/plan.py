@@ -154,14 +154,26 @@ class Plan:
     def settings(self, unit: Unit, chosen: Chosen, store: Store) -> dict[str, Setting]:
         """The parameters for every OOD set; sets whose search is not finished, or failed, are left out."""
         if not chosen.tune:
-            return dict.fromkeys(unit.ood, Setting(chosen.name, chosen.params))
+            return dict.fromkeys(unit.ood, self._setting(chosen, None))
         found: dict[str, Setting] = {}
         for search in self.searches(unit, chosen):
             cell = finished(store, search.key)
             if cell is not None:
-                setting = Setting(chosen.name, {**chosen.params, **expand(chosen.grid)[cell.facts["chosen"]]})
+                setting = self._setting(chosen, cell.facts["chosen"])
                 found |= dict.fromkeys([search.ood] if search.ood else unit.ood, setting)
         return found
+
+    def _setting(self, chosen: Chosen, place: int | None) -> Setting:
+        """The fixed parameters, and those of a point of the grid."""
+        key = (chosen.label, place)
+        if key not in self._settings:
+            point = {} if place is None else expand(chosen.grid)[place]
+            self._settings[key] = Setting(chosen.name, {**chosen.params, **point})
+        return self._settings[key]
+
+    @cached_property
+    def _settings(self) -> dict[tuple[str, int | None], Setting]:
+        return {}
 
     def id_facts(self, unit: Unit, setting: Setting) -> dict[str, Any]:
         """What determines the scores of the ID rows."""

@@ -69,6 +69,8 @@ class Worker:
             whole = self.plan.data.id.bank
             rows = ascending_rows(whole, piece.rows)
             self._pieces[piece] = rows.with_columns() if _bytes(whole) <= GATHERED_BYTES else rows
+            if self.plan.spec.own_head:
+                self._pieces[piece] = _with_logits(self._pieces[piece])
         return self._pieces[piece]
 
 
@@ -182,15 +184,15 @@ class UnitWork:
 
     @cached_property
     def train(self) -> Train:
-        return Train(self.classifier.apply(self.fold.train))
+        return Train(_with_logits(self.classifier.apply(self.fold.train)))
 
     @cached_property
     def val(self) -> Validation:
-        return Validation(self.classifier.apply(self.fold.val))
+        return Validation(_with_logits(self.classifier.apply(self.fold.val)))
 
     @cached_property
     def test(self) -> Test:
-        return Test(self.classifier.apply(self.fold.test), self.fold.test_order)
+        return Test(_with_logits(self.classifier.apply(self.fold.test)), self.fold.test_order)
 
     @cached_property
     def _ood_tests(self) -> dict[str, Test]:
@@ -199,7 +201,7 @@ class UnitWork:
     def ood_test(self, name: str) -> Test:
         """The test rows of an OOD set."""
         if name not in self._ood_tests:
-            bank = self.classifier.apply(_gathered(self.fold.outliers(name, "test")))
+            bank = _with_logits(self.classifier.apply(_gathered(self.fold.outliers(name, "test"))))
             self._ood_tests[name] = Test(bank, np.arange(len(bank)))
         return self._ood_tests[name]
 
@@ -212,7 +214,7 @@ class UnitWork:
         if name not in self._ood_vals:
             own = self.plan.spec.tune.rule == "auroc"
             bank = self.plan.data.ood_val[name].bank if own else self.fold.outliers(name, "train")
-            self._ood_vals[name] = Validation(self.classifier.apply(_gathered(bank)), name)
+            self._ood_vals[name] = Validation(_with_logits(self.classifier.apply(_gathered(bank))), name)
         return self._ood_vals[name]
 
     # ------------------------------------------------------------------------------------------ parameters
@@ -304,6 +306,13 @@ class _Once:
 def _gathered(bank: Bank) -> Bank:
     """The rows copied together if they are few, so that many detectors read them in order."""
     return bank.with_columns() if _bytes(bank) <= GATHERED_BYTES else bank
+
+
+def _with_logits(bank: Bank) -> Bank:
+    """The bank with logits as a column of every part, if that copies little: detectors then share the parts as well."""
+    if "logits" in bank.columns or _bytes(bank) + 4 * bank.classes * len(bank) > GATHERED_BYTES:
+        return bank
+    return Bank.concat([part.with_columns(logits=part.logits) for part in bank.parts])
 
 
 def _bytes(bank: Bank) -> int:
