@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,7 @@ import numpy as np
 
 from oodometer import __version__
 from oodometer.cells import Setting, finished
-from oodometer.errors import OodometerError
+from oodometer.errors import OodometerError, OodometerWarning
 from oodometer.results import Store, key_of
 from oodometer.splits import Folds
 from oodometer.splits.assign import random_keys
@@ -219,6 +220,13 @@ def _check_outliers(plan: Plan) -> None:
     tuned = any(chosen.tune for chosen in plan.spec.detectors) and plan.spec.tune.rule in ("nested", "leave-one-out")
     if not tuned and "with" not in plan.spec.exposure:
         return
+    if tuned and plan.spec.tune.rule == "nested" and "with" in plan.spec.exposure:
+        warnings.warn(
+            "tune.rule = 'nested' with exposure 'with' chooses parameters on OOD rows that the classifier was shown: "
+            "they look easier than tested rows",
+            OodometerWarning,
+            stacklevel=2,
+        )
     what = "exposure 'with'" if "with" in plan.spec.exposure else f"tune.rule = {plan.spec.tune.rule!r}"
     for rows in plan.rows:
         for name, index in rows.ood_train.items():
