@@ -167,16 +167,16 @@ def compare(a: Results, b: Results, *, metric: str | None = None, alpha: float =
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested facts by dotted names."""
+    """Nested facts by dotted names; what is empty or None is absent."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         if not prefix and name in PASSING:
             continue
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             found |= _flat({_item(place, inner): inner for place, inner in enumerate(value)}, f"{prefix}{name}.")
-        else:
+        elif value is not None:
             found[f"{prefix}{name}"] = value
     return found
 
@@ -208,7 +208,8 @@ def _absent_part(name: str, lacking: Mapping[str, Any]) -> str:
     """The shortest beginning of a dotted name that the other side does not have."""
     pieces = name.split(".")
     beginnings = [".".join(pieces[: n + 1]) for n in range(len(pieces))]
-    return next(start for start in beginnings if not any(other.startswith(f"{start}.") for other in lacking))
+    absent = (start for start in beginnings if not any(f"{other}.".startswith(f"{start}.") for other in lacking))
+    return next(absent, name)
 
 
 def _only(mine: pd.DataFrame, other: pd.DataFrame) -> dict[str, tuple[str, ...]]:

@@ -157,6 +157,18 @@ def test_changes_in_the_making_are_found(run, tmp_path):
     assert len(told) == 4
 
 
+def test_a_setting_may_be_empty_or_gain_parts(run, tmp_path):
+    first = [{"name": "knn", "params": {}, "grid": None}]
+    second = [{"name": "knn", "params": {"k": 5}, "grid": {"k": [1, 5]}}, {"name": "knn", "variant": "other"}]
+    a = changed(run, tmp_path / "a", facts=lambda found: {**found, "spec": {"detectors": first}})
+    b = changed(run, tmp_path / "b", facts=lambda found: {**found, "spec": {"detectors": second}})
+    assert [(one.name, one.a, one.b) for one in compare(a, b).facts] == [
+        ("spec.detectors.knn.params", None, "present"),
+        ("spec.detectors.knn.grid", None, "present"),
+        ("spec.detectors.knn other", None, "present"),
+    ]
+
+
 def test_what_only_one_run_has_is_named_and_left_out(run, tmp_path):
     def values(frame):
         return frame[(frame["detector"] != "mls") & (frame["ood"] != "svhn")]

@@ -238,6 +238,7 @@ def test_failures_warnings_and_provenance_are_told(awkward):
     assert "k = 500 needs 500 rows, 120 were found" in page
     assert "the head is rank-deficient" in page
     assert "AUTC: 30 values missing." in page
+    assert "Blocks with and without outlier exposure share their OOD sets and are not independent" in page
     assert "Parameters of knn were chosen on rows of a source that is also tested (mnist)" in page
     assert "Fewer than 100 test rows in a fold" in page
     assert awkward.facts["fingerprints"]["digits"] in page

@@ -82,7 +82,7 @@ def render(results: Results, *, metric: str | None = None, alpha: float = 0.05, 
         provenance=_provenance(results),
         command=_command(results),
         accuracy=_accuracy(results),
-        bibtex=citations.of(results),
+        bibtex=citations.bibtex(citations.keys(layout)),
         data=_packed(data),
         css=_asset("report.css"),
         js=_asset("report.js"),
@@ -96,7 +96,7 @@ def _asset(name: str) -> str:
 def _packed(data: Mapping[str, Any]) -> str:
     """JSON, deflated, in base64: small, and no name in it can end the script that holds it."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(text.encode())).decode("ascii")
 
 
 # ------------------------------------------------------------------------------------------------ words
@@ -127,7 +127,8 @@ def _order(layout: Layout, reading: Reading) -> list[str]:
 
 def _ranking(reading: Reading) -> dict[str, Any]:
     """One row a method: its rank with an interval, its mean, p against the best, the cliques it is in."""
-    cliques = [c for c in reading.cliques.cliques if len(c) > 1][:MOST_CLIQUES] if reading.cliques else []
+    every = [clique for clique in reading.cliques or () if len(clique) > 1]
+    cliques = every[:MOST_CLIQUES]
     rows = [
         {
             "name": name,
@@ -139,7 +140,12 @@ def _ranking(reading: Reading) -> dict[str, Any]:
         }
         for name in reading.order
     ]
-    return {"rows": rows, "cliques": range(len(cliques)), "last": len(reading.order)}
+    return {
+        "rows": rows,
+        "cliques": range(len(cliques)),
+        "undrawn": len(every) - len(cliques),
+        "last": len(reading.order),
+    }
 
 
 def _rank(reading: Reading, name: str) -> dict[str, float] | None:
@@ -199,6 +205,11 @@ def _warnings(results: Results, layout: Layout, reading: Reading, curves: Mappin
         found.append(f"Left out of the verdict, because a value is missing somewhere: {names}.")
     if reading.dropped:
         found.append(f"{verdict.plural(len(reading.dropped), 'block')} without any value left out of the verdict.")
+    if len(layout.exposures) > 1 and reading.basis == "ranks":
+        found.append(
+            "Blocks with and without outlier exposure share their OOD sets and are not independent, so that p-values "
+            "are too small; the lines by exposure below the ranking are the stricter reading."
+        )
     missing = layout.frame.loc[layout.frame["value"].isna(), "metric"].value_counts()
     found += [f"{label_of(str(name))}: {verdict.plural(count, 'value')} missing." for name, count in missing.items()]
     said = [str(one) for one in results.facts.get("warnings", [])]
