@@ -139,12 +139,23 @@ def test_largest_takes_the_tail_of_each_group() -> None:
         np.testing.assert_array_equal(found[c][filled[c]], expected)
 
 
+def test_fit_high_is_libmrs() -> None:
+    """Scale, shape and w_score of libmr 0.1.9 for `MR().fit_high([3, 4, 5, 6, 9], 5)`: its search stops near 1e-5."""
+    found = openmax.fit_high(np.array([[9.0, 6, 5, 4, 3]]), np.ones((1, 5), bool))
+    assert found.start[0] == 2.0
+    assert np.exp(found.log_scale[0]) == pytest.approx(3.836439692377114, rel=1e-5)
+    assert found.shape[0] == pytest.approx(1.745688029317736, rel=1e-5)
+    distances = np.array([2.5, 3, 4.5, 9, 12])
+    w_scores = [0.028116457206707635, 0.09120960995241978, 0.3771830123376766, 0.9425631492578237, 0.9951323438761627]
+    np.testing.assert_allclose(found.cdf(np.zeros(5, int), distances, np), w_scores, rtol=1e-5)
+
+
 # ---------------------------------------------------------------------------------------------- OpenMax: scores
 
 
 def weibull_cdf(tail: np.ndarray, distance: float) -> float:
-    """libmr's fit_high: the tail moved to begin at 10 000, then two-parameter maximum likelihood by SciPy's root."""
-    start = tail.min() - 10_000
+    """libmr's fit_high: the tail moved to begin at 1, then two-parameter maximum likelihood by SciPy's root."""
+    start = tail.min() - 1
     y = np.log(tail - start)
 
     def slope(k: float) -> float:

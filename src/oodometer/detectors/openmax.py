@@ -29,8 +29,8 @@ from oodometer.derived import F64
 from oodometer.detectors.base import Detector, detector, param, warn
 from oodometer.errors import OodometerError
 
-SHIFT = 10_000.0
-"""The tail is moved so that its smallest distance lies here before a Weibull is fitted (libmr's constant)."""
+SHIFT = 1.0
+"""The tail is moved so that its smallest distance lies here before a Weibull is fitted, as libmr (0.1.9) does."""
 STEP = 1e-12
 """Tails whose logarithms spread less than this are one distance repeated: their CDF is a step there."""
 STEPS = 100
