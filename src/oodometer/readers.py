@@ -21,7 +21,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 HEAD_KEYS = (("head.weight", "head.bias"), ("W", "b"))
 COLUMNS = ("features", "logits", "labels")
-COLUMN_FAMILIES = ("features.", "logits.", "layers.", "views.")
+COLUMN_FAMILIES = ("features.", "logits.", "layers.", "views.", "mdsens")
 
 
 def read_bank(path: str | os.PathLike[str]) -> Bank:

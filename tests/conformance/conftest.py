@@ -24,6 +24,7 @@ def make_bank(seed: int, rows: int, *, far: bool = False, head: Head | None = No
     head = head or make_head(centers)
     noise = rng.standard_normal((rows, 6, CLASSES)) * (1.5 if far else 0.5)
     logits = features @ np.asarray(head.weight).T + np.asarray(head.bias)
+    network = network_columns(rng, features, logits, far=far)
     columns = {
         "features": features.astype(dtype),
         "logits": logits.astype(dtype),
@@ -31,8 +32,37 @@ def make_bank(seed: int, rows: int, *, far: bool = False, head: Head | None = No
         "layers.0": np.maximum(features @ mixing, 0).reshape(rows, 8, 6).astype(dtype),
         "layers.1": features[:, :12].astype(dtype),
         "logits.mcd": (logits[:, None] + noise).astype(dtype),
+        **{name: column.astype(dtype) for name, column in network.items()},
     }
-    return Bank(columns, head=head)
+    return Bank(columns, head=head, provenance={"columns": SETTINGS})
+
+
+SETTINGS = [
+    {"name": "logits.odin", "temperatures": [1, 10, 100, 1000], "epsilons": [0.0014, 0.0028]},
+    {"name": "logits.iodin", "temperatures": [1, 10, 100, 1000], "epsilons": [0.0014, 0.0028]},
+    {"name": "mdsens", "epsilons": [0, 0.0025, 0.0014, 0.005, 0.01, 0.02, 0.04, 0.08]},
+]
+
+
+def network_columns(
+    rng: np.random.Generator, features: np.ndarray, logits: np.ndarray, *, far: bool
+) -> dict[str, np.ndarray]:
+    """What moved inputs, changed maps and views could give: settings differ a little, far rows a lot."""
+    rows = len(features)
+
+    def moved(shape: tuple[int, ...], size: float) -> np.ndarray:
+        return size * rng.standard_normal((rows, *shape))
+
+    views = np.maximum(features[:, None] + moved((5, WIDTH), 0.5), 0) * (0.5 if far else 1.0)
+    return {
+        "logits.odin": logits[:, None] + moved((8, CLASSES), 0.1),
+        "logits.iodin": logits[:, None] + moved((8, CLASSES), 0.1),
+        "logits.rankfeat": logits[:, None] + moved((2, CLASSES), 0.1),
+        "logits.rankfeat.power": logits[:, None] + moved((2, CLASSES), 0.1),
+        "mdsens": (40.0 if far else 10.0) + moved((8, 3), 1.0) ** 2,
+        "features.adascale": np.maximum(features + moved((WIDTH,), 0.1), 0),
+        "views.products": views @ views.transpose(0, 2, 1),
+    }
 
 
 def make_head(centers: np.ndarray) -> Head:

@@ -20,7 +20,7 @@ NAMESPACES = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 pytestmark = pytest.mark.filterwarnings("ignore::oodometer.errors.OodometerWarning")
 each = pytest.mark.parametrize("name", NAMES)
 
-KNOWN_NEEDS = {"labels", "head", "features", "logits", "logits.mcd", "layers.*"}
+KNOWN_NEEDS = {"labels", "head", "features", "logits", "layers.*", *make_bank(0, 10).columns}
 
 # The far set is far for every method: low energy, off every class direction.
 FAR_AUROC = 0.6
@@ -47,7 +47,7 @@ def changed(bank: Bank, change: Callable[[dict[str, np.ndarray]], None], *, head
     """A copy of the bank after `change` edited its columns; logits follow the features where both are there."""
     columns = {name: array.copy() for name, array in columns_of(bank).items()}
     change(columns)
-    return Bank(columns, head=head if head is not None else bank.head)
+    return Bank(columns, head=head if head is not None else bank.head, provenance=bank.provenance)
 
 
 def scores_or_clear_error(action: Callable[[], np.ndarray]) -> np.ndarray | None:

@@ -293,9 +293,11 @@ def _detectors(bank: Bank) -> Iterator[Finding]:
 
 
 def _has(bank: Bank, need: str) -> bool:
+    from oodometer.detectors.base import matching
+
     if need == "head":
         return bank.head is not None
-    return bool(bank.layers) if need == "layers.*" else need in bank
+    return any(name in bank for name in matching(bank, need))
 
 
 def _some(items: Sequence[Any] | np.ndarray[Any, Any], most: int = 6) -> str:

@@ -123,6 +123,8 @@ class Detector:
     card: ClassVar[Card]
     rowwise: ClassVar[bool] = True
     """False for a detector that searches the training bank: it gets all rows at once and blocks by itself."""
+    scored: ClassVar[Mapping[str, str]] = {}
+    """Needs that are scored and not fitted on, so that a training bank can do without; and how to extract them."""
 
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         """Nothing to fit unless a subclass says so."""
@@ -252,7 +254,9 @@ class Detector:
             return
         if need == "logits.mcd" and role != "score" and "logits" in bank:
             return  # dropout passes are scored, never fitted on: a training bank need not carry them
-        columns = bank.layers if need == "layers.*" else (need,)
+        columns = matching(bank, need)
+        if need in self.scored and role != "score" and "logits" in bank and not set(columns) & set(bank.columns):
+            return
         if not columns:
             raise self._missing(bank, need, role)
         for column in columns:
@@ -274,10 +278,9 @@ class Detector:
         how = "head=Head(weight, bias)" if need == "head" else f"{need}=…"
         if "." in need:  # no keyword of Python's
             how = f"**{{{need.replace('*', '0')!r}: …}}"
+        mend = f"extract it with {self.scored[need]}" if need in self.scored else f"pass Bank(…, {how})"
         found = ", ".join(bank.columns) + (" and a head" if bank.head is not None else "")
-        return OodometerError(
-            f"{self.card.name} needs {need!r} in the {role} bank; it has {found}: pass Bank(…, {how})"
-        )
+        return OodometerError(f"{self.card.name} needs {need!r} in the {role} bank; it has {found}: {mend}")
 
     def _with_known_head(self, bank: Bank) -> Bank:
         known: Head | None = getattr(self, "head_", None)
@@ -330,6 +333,11 @@ class Detector:
             f"{p.name}={getattr(self, p.name)!r}" for p in self.card.parameters if getattr(self, p.name) != p.default
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def matching(bank: Bank, need: str) -> tuple[str, ...]:
+    """The columns that a need stands for: itself, or for `family.*` all of that family."""
+    return tuple(name for name in bank.columns if name.startswith(need[:-1])) if need.endswith(".*") else (need,)
 
 
 def _check_finite(bank: Bank, column: str, name: str, role: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -106,15 +107,15 @@ class MDSLayers(Detector):
             raise OodometerError(
                 f"mds_all: layers must be 'all', 'first', 'last' or a tuple of columns; found {self.layers!r}"
             )
-        if isinstance(self.weights, str) and self.weights not in ("uniform", "learned"):
-            raise OodometerError(
-                f"mds_all: weights must be 'uniform', 'learned' or one number a layer; found {self.weights!r}"
-            )
+        check_weights("mds_all", self.weights)
 
     def _fit_on(self, train: Bank, val: Bank | None) -> None:
         names = self._chosen(train)
         self.parts_ = tuple(Layer.of(train, name) for name in names)
-        self.weights_ = self._weights(len(names), val)
+        # Distances are asked for only where weights are learned from them.
+        self.weights_ = layer_weights(
+            "mds_all", self.weights, len(names), val, lambda bank: self.scale * self._distances(bank)
+        )
         self.layers_ = names
 
     def _chosen(self, train: Bank) -> tuple[str, ...]:
@@ -126,20 +127,6 @@ class MDSLayers(Detector):
         if len(every) == 1:
             warn(f"mds_all: the training bank has one layer, {every[0]!r}: all layers are that one. Extract more")
         return every
-
-    def _weights(self, count: int, val: Bank | None) -> F64:
-        if not isinstance(self.weights, str):
-            return _given(self.weights, count)
-        return np.ones(count) if self.weights == "uniform" else self._learned(val)
-
-    def _learned(self, val: Bank | None) -> F64:
-        if val is None or IS_OOD not in val:
-            raise OodometerError(
-                "mds_all: weights='learned' tells ID from OOD validation rows, and "
-                + ("no validation rows were given" if val is None else f"val has no column {IS_OOD!r}")
-                + ": call fit(train, val=with_ood(val, ood_val)), or choose weights='uniform'"
-            )
-        return learned_weights(self.scale * self._distances(val), to_numpy(val[IS_OOD]))
 
     def _distances(self, bank: Bank) -> F64:
         return np.stack([part.distances(bank) for part in self.parts_], axis=1)
@@ -155,22 +142,45 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _given(weights: tuple[float, ...], count: int) -> F64:
+def check_weights(name: str, weights: str | tuple[float, ...]) -> None:
+    """Refuse a word that is no rule."""
+    if isinstance(weights, str) and weights not in ("uniform", "learned"):
+        raise OodometerError(f"{name}: weights must be 'uniform', 'learned' or one number a layer; found {weights!r}")
+
+
+def layer_weights(
+    name: str, weights: str | tuple[float, ...], count: int, val: Bank | None, distances_of: Callable[[Bank], F64]
+) -> F64:
+    """The weights of the layers: equal, given, or learned from the distances (rows × layers) of validation rows."""
+    if weights == "uniform":
+        return np.ones(count)
+    if not isinstance(weights, str):
+        return _given(name, weights, count)
+    if val is None or IS_OOD not in val:
+        raise OodometerError(
+            f"{name}: weights='learned' tells ID from OOD validation rows, and "
+            + ("no validation rows were given" if val is None else f"val has no column {IS_OOD!r}")
+            + ": call fit(train, val=with_ood(val, ood_val)), or choose weights='uniform'"
+        )
+    return learned_weights(name, distances_of(val), to_numpy(val[IS_OOD]))
+
+
+def _given(name: str, weights: tuple[float, ...], count: int) -> F64:
     found = np.asarray(weights, dtype=np.float64)
     if found.shape != (count,) or not np.isfinite(found).all() or not found.any():
         raise OodometerError(
-            f"mds_all: weights must be {count} finite numbers, one a layer and not all zero; found {weights!r}"
+            f"{name}: weights must be {count} finite numbers, one a layer and not all zero; found {weights!r}"
         )
     return found
 
 
-def learned_weights(distances: F64, is_ood: F64) -> F64:
+def learned_weights(name: str, distances: F64, is_ood: F64) -> F64:
     """Coefficients of the logistic regression that tells OOD rows from ID rows by their layers' distances."""
     flags = is_ood.astype(np.int64)
     counts = np.bincount(flags.clip(0, 1), minlength=2)
     if flags.shape != (len(distances),) or not np.isin(is_ood, (0, 1)).all() or counts.min() < FOLDS:
         raise OodometerError(
-            f"mds_all: learned weights need a column {IS_OOD!r} of 0 (ID) and 1 (OOD), at least {FOLDS} rows of each; "
+            f"{name}: learned weights need a column {IS_OOD!r} of 0 (ID) and 1 (OOD), at least {FOLDS} rows of each; "
             f"found the values {np.unique(is_ood)[:5].tolist()} with {counts[0]} ID and {counts[1]} OOD rows"
         )
     from sklearn.exceptions import ConvergenceWarning
@@ -182,7 +192,7 @@ def learned_weights(distances: F64, is_ood: F64) -> F64:
         # ID is class 1 and confidences −MD are its inputs, as in the peers; both signs cancel in the coefficients.
         model = LogisticRegressionCV(Cs=10, cv=FOLDS, scoring="accuracy").fit(-distances, 1 - flags)
     if any(issubclass(one.category, ConvergenceWarning) for one in heard):
-        warn("mds_all: the logistic regression of the layer weights did not converge; the weights are where it stopped")
+        warn(f"{name}: the logistic regression of the layer weights did not converge; the weights are where it stopped")
     found: F64 = model.coef_.reshape(-1)
     return found
 
