@@ -59,18 +59,22 @@ def sweep(
     **fixed: Any,
 ) -> list[Point]:
     """Fit and score every point of a grid (the published one by default) on the same rows, in grid order."""
-    return _swept(name, train, [rows], val=val, grid=grid, fixed=fixed)
+    points, outcomes = _swept(name, train, [rows], val=val, grid=grid, fixed=fixed)
+    return list(_judged(points, [_joined(row) for row in outcomes]))
+
+
+Outcome = Scores | OodometerError
 
 
 def _swept(
     name: str, train: Bank, banks: Sequence[Bank], *, val: Bank | None, grid: Grid | None, fixed: Params
-) -> list[Point]:
-    """The points with their scores on all the banks, one after the other."""
+) -> tuple[list[Params], list[list[Outcome]]]:
+    """The points, and what became of each on every bank: one bank's failure says nothing of the others."""
     points = expand(detectors.create(name, **fixed).grid if grid is None else grid)
-    outcomes: list[Scores | OodometerError] = [np.zeros(0)] * len(points)
+    outcomes: list[list[Outcome]] = [[] for _ in points]
     for place in _largest_first(points):
-        outcomes[place] = _outcome(name, {**fixed, **points[place]}, train, banks, val)
-    return list(_judged(points, outcomes))
+        outcomes[place] = _outcomes(name, {**fixed, **points[place]}, train, banks, val)
+    return points, outcomes
 
 
 def _largest_first(points: Sequence[Params]) -> list[int]:
@@ -82,17 +86,32 @@ def _largest_first(points: Sequence[Params]) -> list[int]:
     return sorted(range(len(points)), key=size)
 
 
-def _outcome(
-    name: str, params: Params, train: Bank, banks: Sequence[Bank], val: Bank | None
-) -> Scores | OodometerError:
+def _outcomes(name: str, params: Params, train: Bank, banks: Sequence[Bank], val: Bank | None) -> list[Outcome]:
     try:
         detector = detectors.create(name, **params).fit(train, val=val)
-        return np.concatenate([detector.score(bank) for bank in banks])
+    except OodometerError as error:
+        return [error] * len(banks)
+    return [_scored(detector, bank) for bank in banks]
+
+
+def _scored(detector: Detector, bank: Bank) -> Outcome:
+    try:
+        return detector.score(bank)
     except OodometerError as error:
         return error
 
 
-def _judged(points: Sequence[Params], outcomes: Sequence[Scores | OodometerError]) -> Iterator[Point]:
+def _joined(outcomes: Sequence[Outcome]) -> Outcome:
+    """The scores on several banks, one after the other, or the first error."""
+    scores: list[Scores] = []
+    for outcome in outcomes:
+        if isinstance(outcome, OodometerError):
+            return outcome
+        scores.append(outcome)
+    return np.concatenate(scores)
+
+
+def _judged(points: Sequence[Params], outcomes: Sequence[Outcome]) -> Iterator[Point]:
     seen: dict[bytes, Params] = {}
     for params, outcome in zip(points, outcomes, strict=True):
         if isinstance(outcome, OodometerError):
@@ -218,24 +237,33 @@ def leave_one_source_out(
 
 @dataclass(frozen=True)
 class Search:
-    """A grid scored once on validation rows; parameters can then be chosen by any rule and for any test set."""
+    """A grid scored once on validation rows; parameters can then be chosen by any rule and for any test set.
+
+    A choice looks at the rows it is made on and at no others: what is inert or fails there says nothing elsewhere.
+    """
 
     detector: str
     fixed: Params
-    points: tuple[Point, ...]
+    points: tuple[Params, ...]
+    outcomes: tuple[tuple[Outcome, ...], ...]
+    """Of every point: on the ID validation rows, and on every OOD source."""
     val: Validation
     ood_val: tuple[Validation, ...]
 
     def by_auroc(self, sources: Iterable[str] | None = None, *, test_sources: Iterable[str] = ()) -> Choice:
         """The largest mean AUROC of the ID rows against these OOD validation sources (all of them by default)."""
         wanted = [one.source for one in self.ood_val] if sources is None else list(sources)
-        criterion = _auroc(self.val, self.ood_val, wanted)
-        found = choose(self.detector, self.points, criterion, rule="auroc", fixed=self.fixed)
+        places = [place for place, one in enumerate(self.ood_val, 1) if one.source in wanted]
+        criterion = _auroc(self.val, [self.ood_val[place - 1] for place in places])
+        found = choose(self.detector, self._judged([0, *places]), criterion, rule="auroc", fixed=self.fixed)
         return replace(found, sources=tuple(wanted), shared=shares_source(wanted, test_sources))
 
     def by_augrc(self) -> Choice:
         """The smallest AUGRC of the misclassified ID rows."""
-        return choose(self.detector, self.points, _augrc(self.val), rule="augrc", fixed=self.fixed)
+        return choose(self.detector, self._judged([0]), _augrc(self.val), rule="augrc", fixed=self.fixed)
+
+    def _judged(self, places: Sequence[int]) -> list[Point]:
+        return list(_judged(self.points, [_joined([row[place] for place in places]) for row in self.outcomes]))
 
 
 def search(
@@ -250,8 +278,8 @@ def search(
     """Fit every point of a grid (the published one by default) and score the validation rows."""
     _check_rows(train, val, ood_val)
     banks = [val.bank, *(one.bank for one in ood_val)]
-    points = _swept(name, train.bank, banks, val=val.bank, grid=grid, fixed=fixed)
-    return Search(name, fixed, tuple(points), val, tuple(ood_val))
+    points, outcomes = _swept(name, train.bank, banks, val=val.bank, grid=grid, fixed=fixed)
+    return Search(name, fixed, tuple(points), tuple(map(tuple, outcomes)), val, tuple(ood_val))
 
 
 def choose(
@@ -300,14 +328,13 @@ def _value(trial: Trial) -> float:
     return trial.value
 
 
-def _auroc(val: Validation, every: Sequence[Validation], wanted: Sequence[str]) -> Callable[[Scores], float]:
-    """Mean AUROC of the ID rows (the first scores) against each wanted source (among the scores that follow)."""
+def _auroc(val: Validation, every: Sequence[Validation]) -> Callable[[Scores], float]:
+    """Mean AUROC of the ID rows (the first scores) against each source (the scores that follow)."""
     edges = np.cumsum([len(val.bank), *(len(one.bank) for one in every)])
 
     def criterion(scores: Scores) -> float:
         id_scores, *ood_scores = np.split(scores, edges[:-1])
-        kept = [s for one, s in zip(every, ood_scores, strict=True) if one.source in wanted]
-        return float(np.mean([metrics.auroc(id_scores, s) for s in kept]))
+        return float(np.mean([metrics.auroc(id_scores, s) for s in ood_scores]))
 
     return criterion
 

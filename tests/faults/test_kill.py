@@ -194,6 +194,24 @@ def harm(values: Path, facts: Path, damage: str) -> None:
         facts.write_text(json.dumps({**told, "segments": {"test": 1}}))
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_no_cell_depends_on_which_others_are_missing(
+    place: Path, undisturbed: dict[str, bytes], kept: int, tmp_path: Path
+) -> None:
+    """Half of the cells are taken away, then the other half: searches for one OOD set among them."""
+    for name, content in undisturbed.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    searches = [path for path in sorted((tmp_path / "cells").glob("*.json")) if '"search"' in path.read_text()]
+    assert len(searches) == 3 * 2 * 2
+    by_ood = {path: json.loads(path.read_text())["tested"][0] for path in searches}
+    for path in (tmp_path / "cells").glob("*.json"):
+        if by_ood.get(path, "ab"[int(path.stem, 16) % 2]) == "ab"[kept]:
+            path.unlink()
+    run(place / "study.toml", tmp_path)
+    assert files(tmp_path) == undisturbed
+
+
 def test_workers_give_the_bytes_of_one_process(place: Path, undisturbed: dict[str, bytes]) -> None:
     run(place / "study.toml", place / "two", n_jobs=2)
     assert files(place / "two") == undisturbed

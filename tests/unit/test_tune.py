@@ -218,3 +218,17 @@ def test_a_choice_is_plain_data(train: Train, val: Validation, sources: list[Val
         choice = tune.tune("knn", train, val, ood_val=sources, grid=GRID)
     facts = json.loads(json.dumps(dataclasses.asdict(choice)))
     assert Choice(**{**facts, "curve": choice.curve, "sources": tuple(facts["sources"]), "shared": ()}) == choice
+
+
+def test_a_choice_looks_only_at_the_rows_it_is_made_on(
+    train: Train, val: Validation, sources: list[Validation]
+) -> None:
+    broken = np.array(sources[1].bank.features)
+    broken[3, 0] = np.inf
+    bad = Validation(Bank(features=broken, head=sources[1].bank.head), source="bad")
+    found = tune.search("knn", train, val, ood_val=[sources[0], bad], grid=GRID)
+    alone = tune.tune("knn", train, val, ood_val=sources[0], grid=GRID)
+    assert found.by_auroc(["far4"]).curve == alone.curve
+    assert found.by_augrc().curve == tune.tune("knn", train, val, rule="augrc", grid=GRID).curve
+    with pytest.raises(OodometerError, match=r"none of the 4 grid points can be used(.|\n)*infinity in row 3"):
+        found.by_auroc(["bad"])
