@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ABOUT = """
 A complete study in seconds, on data that need no download: a small network learns
 some of scikit-learn's digits, and detectors are judged on the digits it never saw
-and on patches of photographs, by 5-fold hierarchical dual cross-validation, with and
+and on patches of a photograph, by 5-fold hierarchical dual cross-validation, with and
 without outlier exposure. It writes the banks, the study file, every score and the
 report, so that each step can be repeated and changed.
 
@@ -93,7 +93,7 @@ def _about(results: Results, known: list[int]) -> Text:
         f"  known         digits {_listed(known)}; a network with one hidden layer, trained\n"
         f"                on each fold, gets {_percent(accuracy['without'])} of the test rows right\n"
         f"  other digits  {_listed(others)}, drawn from the round, straight and mixed digits\n"
-        "  photographs   patches of two photographs, shrunk to the size of a digit\n"
+        "  photograph    patches of a photograph, shrunk to the size of a digit\n"
         f"  with          exposure to OOD classes that are not tested; {_percent(accuracy['with'])} right"
     )
 

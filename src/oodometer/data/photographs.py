@@ -1,4 +1,4 @@
-"""Patches of two photographs, shrunk to the size of the digits: data that are far from any digit."""
+"""Patches of photographs, shrunk to the size of the digits: data that are far from any digit."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oodometer.bank import Bank
+from oodometer.errors import OodometerError
 
 STRIPS = 5
 """Patches of one vertical strip of a photograph are one class, so that neighbours stay on one side of a split."""
 FIRST_LABEL, FIRST_KIND = 10, 3
 _SIDE, _SHRINK = 8, 3
-_SOURCE = "scikit-learn load_sample_images: china.jpg by danielbuechele, flower.jpg by vultilion (CC BY 2.0)"
+PHOTOGRAPHS, _AUTHORS = ("china", "flower"), ("danielbuechele", "vultilion")
 
 
-def photograph_patches() -> Bank:
-    """8×8 grey patches (0 … 1) as features, the strip they were cut from as label, the photograph as `kind`."""
-    from sklearn.datasets import load_sample_images
+def photograph_patches(name: str) -> Bank:
+    """8×8 grey patches (0 … 1) of "china" or "flower" as features, the strip each was cut from as label."""
+    from sklearn.datasets import load_sample_image
 
-    patches, labels, kinds = [], [], []
-    for place, photograph in enumerate(load_sample_images().images):
-        cut, columns = _patches(photograph.mean(axis=2) / 255)
-        patches.append(cut)
-        labels.append(FIRST_LABEL + place * STRIPS + columns * STRIPS // (int(columns.max()) + 1))
-        kinds.append(np.full(len(cut), FIRST_KIND + place))
+    if name not in PHOTOGRAPHS:
+        raise OodometerError(f"photograph_patches: one of {', '.join(PHOTOGRAPHS)} was needed; found {name!r}")
+    place = PHOTOGRAPHS.index(name)
+    patches, columns = _patches(load_sample_image(f"{name}.jpg").mean(axis=2) / 255)
     return Bank(
-        features=np.concatenate(patches).astype(np.float32),
-        labels=np.concatenate(labels),
-        kind=np.concatenate(kinds),
-        provenance={"source": _SOURCE},
+        features=patches.astype(np.float32),
+        labels=FIRST_LABEL + place * STRIPS + columns * STRIPS // (int(columns.max()) + 1),
+        kind=np.full(len(patches), FIRST_KIND + place),
+        provenance={"source": f"scikit-learn load_sample_image({name}.jpg), by {_AUTHORS[place]} (CC BY 2.0)"},
     )
 
 
