@@ -9,10 +9,12 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Bank": "bank",
+    "Guard": "guard",
     "Head": "bank",
     "Results": "results",
     "Study": "study",
     "create": "detectors",
+    "extract": "models",
     "projected": "detectors",
     "run": "study",
     "tempered": "detectors",

@@ -459,22 +459,27 @@ class Bank:
         return path
 
     def _write(self, folder: Path) -> None:
-        columns = {name: _write_column(folder, name, self) for name in self.columns}
+        self.write_facts(folder, {name: _write_column(folder, name, self) for name in self.columns})
+
+    def write_facts(self, folder: Path, columns: Mapping[str, dict[str, Any]]) -> None:
+        """Write the head and, last of all, `bank.json` beside column files that are there (their `file_entry`s)."""
         head = None
         if self.head is not None:
             head = {}
             for name, array in (("weight", self.head.weight), ("bias", self.head.bias)):
                 np.save(folder / f"head.{name}.npy", to_numpy(array), allow_pickle=False)
-                head[name] = _file_entry(folder / f"head.{name}.npy", to_numpy(array))
+                head[name] = file_entry(folder / f"head.{name}.npy", to_numpy(array))
         facts = {
             "schema": SCHEMA_VERSION,
             "rows": len(self),
-            "columns": columns,
+            "columns": dict(columns),
             "head": head,
             "provenance": self.provenance,
             "fingerprint": self.fingerprint,
         }
-        (folder / "bank.json").write_text(json.dumps(facts, indent=2, default=str) + "\n")
+        partial = folder / ".bank.json.partial"
+        partial.write_text(json.dumps(facts, indent=2, default=str) + "\n")
+        partial.replace(folder / "bank.json")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = True) -> Bank:
@@ -598,7 +603,8 @@ def _file_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _file_entry(path: Path, array: npt.NDArray[Any]) -> dict[str, Any]:
+def file_entry(path: Path, array: npt.NDArray[Any]) -> dict[str, Any]:
+    """What `bank.json` says of one array file."""
     return {
         "file": path.name,
         "dtype": array.dtype.str,
@@ -619,7 +625,7 @@ def _write_column(folder: Path, name: str, bank: Bank) -> dict[str, Any]:
         target[start : start + len(block)] = to_numpy(block[name])
         start += len(block)
     target.flush()
-    return _file_entry(path, target)
+    return file_entry(path, target)
 
 
 def _read_facts(path: Path) -> dict[str, Any]:

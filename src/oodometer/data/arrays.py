@@ -98,7 +98,8 @@ def _labels(column: Any, rows: int, where: str) -> Ints:
             f"{where}: labels must be one whole number a row, {rows} of them; found shape {column.shape}, "
             f"dtype {column.dtype}"
         )
-    return column.astype(np.int64)
+    whole: Ints = column.astype(np.int64)
+    return whole
 
 
 def _channels_last(pixels: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:

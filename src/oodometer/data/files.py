@@ -162,7 +162,9 @@ def read_list(path: Path, root: Path | None) -> FileSource:
         raise OodometerError(
             f"{path} is no text: an image list has one 'path label' a line; arrays are read from .npz, .npy and IDX"
         ) from None
-    entries = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"]
+    entries = [
+        (number, line.strip()) for number, line in enumerate(lines, 1) if line.strip() and line.strip()[0] != "#"
+    ]
     if not entries:
         raise OodometerError(f"{path}: an empty list; write one 'path label' a line")
     names = _column_names(lines[0])
@@ -174,9 +176,9 @@ def read_list(path: Path, root: Path | None) -> FileSource:
                 f"{path}, line {number}: labels {_listed(labels)}, but the first line has {_listed(columns)}: {line!r}"
             )
     _check_files(root, [file for file, _ in rows], path)
-    labels = {name: np.array([labels[name] for _, labels in rows], np.int64) for name in columns}
+    found = {name: np.array([labels[name] for _, labels in rows], np.int64) for name in columns}
     paths = [file for file, _ in rows]
-    return FileSource(root, paths, labels, _kind(paths, path))
+    return FileSource(root, paths, found, _kind(paths, path))
 
 
 def _column_names(first: str) -> list[str]:
