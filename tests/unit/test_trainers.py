@@ -353,7 +353,7 @@ def test_frozen_needs_logits_that_its_labels_number() -> None:
 
 
 def test_names_and_parameters_are_checked() -> None:
-    assert trainers.names() == ["frozen", "probe"]
+    assert {"frozen", "probe"} <= set(trainers.names())
     with pytest.raises(OodometerError, match="did you mean 'probe'"):
         trainers.create("prob")
     with pytest.raises(OodometerError, match="unknown name 'hiden'; did you mean 'hidden'"):
