@@ -101,7 +101,7 @@ def run(
     >>> results = oodometer.run("study.toml", out="runs/a", n_jobs=4)
     """
     spec = study_of(study).spec
-    folder = Path(out)
+    folder = _folder(out, n_jobs, threads)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         plan = make_plan(spec, Options(device, threads))
@@ -120,6 +120,18 @@ def run(
     for message in results.facts["warnings"]:
         warnings.warn(message, OodometerWarning, stacklevel=2)
     return results
+
+
+def _folder(out: str | Path, n_jobs: int, threads: int) -> Path:
+    for name, value, allowed in (("n_jobs", n_jobs, n_jobs == -1 or n_jobs > 0), ("threads", threads, threads > 0)):
+        if not allowed:
+            raise OodometerError(
+                f"run: {name} needs a whole number from 1{' or −1' * (name == 'n_jobs')}; found {value}"
+            )
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise OodometerError(f"run: {folder} is a file; results need a folder")
+    return folder
 
 
 def study_of(given: Study | Mapping[str, Any] | str | Path) -> Study:

@@ -56,12 +56,21 @@ class Worker:
 
     def do(self, rows: FoldRows) -> None:
         """All cells of a fold that are not finished yet."""
+        self.trainer()  # what it computes with is loaded before threads are counted
         with _one_thread_count(self.plan.options.threads), _heard(self.said):
             wanted = {*rows.train, *rows.val, *rows.test}
             self._pieces = {piece: bank for piece, bank in self._pieces.items() if piece in wanted}
             fold = FoldBanks(self, rows)
             for unit in self.plan.units(rows):
                 UnitWork(fold, unit).do()
+
+    def trainer(self) -> trainers.Trainer:
+        """The study's trainer; long trainings are kept beside the cells while they run, and when they are done."""
+        chosen = self.plan.spec.trainer
+        made = trainers.create(chosen.name, **chosen.params)
+        if isinstance(made, trainers.Resumable):
+            return made.keeping(self.store.folder.parent / "training", lambda what, share: self.tick(what, 0.0))
+        return made
 
     def piece(self, piece: Piece) -> Bank:
         """The rows of a piece; the same object for every fold, which makes what is derived from it shared."""
@@ -127,8 +136,7 @@ class FoldBanks:
     @cached_property
     def classifier(self) -> trainers.Classifier:
         """What the trainer makes of the ID training rows."""
-        trainer = self.worker.plan.spec.trainer
-        return trainers.create(trainer.name, **trainer.params).fit(self.train, self.val, seed=self.seed)
+        return self.worker.trainer().fit(self.train, self.val, seed=self.seed)
 
     def outliers(self, name: str, role: str) -> Bank:
         """Rows of an OOD set: 'train' (exposure, tuning) or 'test'."""
