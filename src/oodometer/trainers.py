@@ -8,7 +8,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,20 +77,35 @@ class Trainer(Protocol):
         """A classifier that has seen the labels of `train`, and of `val` to stop or to choose."""
 
 
+@runtime_checkable
+class Resumable(Protocol):
+    """A trainer whose trainings are long enough to be kept while they run."""
+
+    def keeping(self, folder: Path, tell: Callable[[str, float], None]) -> Trainer:
+        """This trainer with a folder for checkpoints, and somebody to tell how far it is (0 to 1)."""
+
+
 def names() -> list[str]:
     """Names of all trainers."""
-    return sorted(_TRAINERS)
+    return sorted([*_TRAINERS, *_NETWORK_TRAINERS])
 
 
 def create(name: str, **params: Any) -> Trainer:
     """A trainer by name, e.g. `create("probe", hidden=64)`."""
     _check_known("trainer", name, names())
-    made = _TRAINERS[name]
+    made = _TRAINERS[name] if name in _TRAINERS else _network_trainer(name)
     known = [field.name for field in dataclasses.fields(made)]
     for key in params:
         _check_known(f"trainer {name}", key, known)
     trainer: Trainer = made(**params)
     return trainer
+
+
+def _network_trainer(name: str) -> type[Any]:
+    """A trainer that needs PyTorch, imported when it is asked for."""
+    module, kind = _NETWORK_TRAINERS[name]
+    found: type[Any] = getattr(import_module(module), kind)
+    return found
 
 
 def _check_known(owner: str, name: str, known: list[str]) -> None:
@@ -748,3 +765,4 @@ def _is_positive(value: Any) -> bool:
 
 
 _TRAINERS: dict[str, type[Any]] = {"frozen": Frozen, "probe": Probe}
+_NETWORK_TRAINERS = {"finetune": ("oodometer.models.finetune", "Finetune")}

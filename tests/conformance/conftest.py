@@ -33,8 +33,9 @@ def make_bank(seed: int, rows: int, *, far: bool = False, head: Head | None = No
         "layers.1": features[:, :12].astype(dtype),
         "logits.mcd": (logits[:, None] + noise).astype(dtype),
         **{name: column.astype(dtype) for name, column in network.items()},
+        **{name: column.astype(dtype) for name, column in confidence_columns(seed, logits).items()},
     }
-    return Bank(columns, head=head, provenance={"columns": SETTINGS})
+    return Bank(columns, head=head, provenance={"extraction": {"columns": SETTINGS}})
 
 
 SETTINGS = [
@@ -63,6 +64,20 @@ def network_columns(
         "features.adascale": np.maximum(features + moved((WIDTH,), 0.1), 0),
         "views.products": views @ views.transpose(0, 2, 1),
     }
+
+
+def confidence_columns(seed: int, logits: np.ndarray) -> dict[str, np.ndarray]:
+    """What learned confidences could say: sure where one class stands out; each pass a little different."""
+    rng = np.random.default_rng([seed, 1])
+    first, second = np.sort(logits, axis=1)[:, ::-1].T[:2]
+    reserved = np.concatenate([logits, second[:, None] + 1], axis=1)
+    branches = dict.fromkeys(("logits.confidnet", "logits.devries"), first - second - 2)
+    columns = {**branches, "logits.deepgamblers": reserved}
+    passes = {
+        f"{name}.mcd": column[:, None] + 0.3 * rng.standard_normal((len(logits), 6, *column.shape[1:]))
+        for name, column in columns.items()
+    }
+    return columns | passes
 
 
 def make_head(centers: np.ndarray) -> Head:

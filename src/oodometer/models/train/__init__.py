@@ -1,0 +1,8 @@
+"""Trainers of networks: published recipes over one loop, on CPU, CUDA and MPS, resumable to the byte."""
+
+from __future__ import annotations
+
+from oodometer.models.train.recipes import RECIPES, Recipe, create
+from oodometer.models.train.trained import Architecture, Trained, fit
+
+__all__ = ["RECIPES", "Architecture", "Recipe", "Trained", "create", "fit"]
