@@ -128,7 +128,7 @@ def test_no_complete_detector_is_an_error_that_says_so(tmp_path):
 # ------------------------------------------------------------------------------------------------ threshold explorer
 
 
-@pytest.mark.parametrize("step", [0, 500, 805, 950, 999, 1000])
+@pytest.mark.parametrize("step", [0, 500, 810, 950, 999, 1000])
 def test_counts_at_a_step_are_those_of_the_metrics(run, step):
     page = html.render(run)
     scores = run.scores("knn", ood="svhn", fold=1)
@@ -315,6 +315,16 @@ def test_an_empty_run_says_what_is_missing(tmp_path):
     results = make_run(tmp_path, detectors=0)
     with pytest.raises(OodometerError, match=r"a report needs results, and results.csv holds none"):
         html.render(results)
+
+
+def test_a_run_of_unknown_metrics_says_so(tmp_path):
+    results = make_run(tmp_path)
+    table = results.folder / "results.csv"
+    table.write_text(re.sub(r",[^,]+,([^,\n]*)$", r",secret,\1", table.read_text(), flags=re.M))
+    header, rest = table.read_text().split("\n", 1)
+    table.write_text(header.replace("secret", "metric") + "\n" + rest)
+    with pytest.raises(OodometerError, match="a metric of this version was needed, secret was found"):
+        html.render(Results.open(results.folder))
 
 
 def test_a_damaged_cell_is_named(tmp_path):

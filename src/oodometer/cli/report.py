@@ -65,7 +65,9 @@ def main(arguments: list[str]) -> int:
     }
     if out.suffix not in writers:
         raise OodometerError(f"--out: a file that ends in {', '.join(writers)} was needed, {str(out)!r} was found")
-    text = writers[out.suffix](Results.open(options.run), options)
+    results = Results.open(options.run)
+    with _terminal.log().status("reading scores and writing the report …"):
+        text = writers[out.suffix](results, options)
     write_atomically(out, text.encode())
     _terminal.show(Text(f"written: {out} ({len(text.encode()) / 1e6:.2f} MB)"))
     return OK

@@ -27,15 +27,15 @@ Counts: TypeAlias = NDArray[np.int64]
 Key: TypeAlias = tuple[int, int, int, int]
 """(exposure, method, draw, set), as places in the layout."""
 
-STEPS = (*range(0, 801, 10), *range(805, 901, 5), *range(901, 1001))
+STEPS = (*range(0, 801, 20), *range(810, 901, 10), *range(901, 1001))
 """TNRs the slider can ask for, in thousandths: finer where thresholds are set. At 0 every row is flagged."""
 ALPHAS = (0.01, 0.05, 0.1)
 """Levels of the conformal thresholds."""
 BINS = 48
 """Bars of a histogram over the scale that the calibration rows fix."""
-MOST_CURVES = 8000
+MOST_CURVES = 5000
 """Beyond so many, folds are added up, so that the page stays small."""
-_UNIT = 10_000
+_UNIT = 1000
 
 
 @dataclass(frozen=True)

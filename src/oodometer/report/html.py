@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SMALL_SET = 100
 """Below so many test rows a set's numbers say little, and the report warns."""
-MOST_FOLD_VALUES = 120_000
+MOST_FOLD_VALUES = 60_000
 """Beyond so many values the page shows the folds of the deciding metric only."""
 MOST_CLIQUES = 12
 MOST_NAMED = 6

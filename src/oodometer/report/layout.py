@@ -87,6 +87,9 @@ class Layout:
         frame["set"] = frame["id"] + " → " + frame["ood"] if several else frame["ood"]
         frame["method"] = methods(frame, [*("study", "repeat", "fold", "id", "ood", "group", "exposure", "metric")])
         known = [metric for metric in _seen(frame["metric"]) if metric in METRICS]
+        if not known:
+            listed = ", ".join(_seen(frame["metric"]))
+            raise OodometerError(f"{results.folder}: a metric of this version was needed, {listed} was found.")
         return cls(
             frame=frame,
             study=" + ".join(_seen(frame["study"])),

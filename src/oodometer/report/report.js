@@ -270,7 +270,7 @@
     if (!one || !one.place || now.draws.length > 1 || X.pooled || state.point.step === undefined) return "one a fold";
     if (state.point.step === 0) return "−∞";
     const [low, high] = one.scale;
-    return `≈ ${Number((low + (one.place[state.point.step] / X.unit) * (high - low)).toPrecision(4))}`;
+    return `≈ ${Number((low + (one.place[state.point.step] / X.unit) * (high - low)).toPrecision(3))}`;
   }
 
   function showTiles(rows, now) {
