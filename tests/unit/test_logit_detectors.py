@@ -34,6 +34,18 @@ def test_doctor_alpha_is_exp_of_collision_minus_one() -> None:
     np.testing.assert_allclose(score("doctor_alpha", LOGITS), np.expm1(score("collision", LOGITS)), rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
+def test_gen_of_confident_rows_keeps_one_minus_p(kind: str) -> None:
+    """Of two classes with margin m both have p(1 − p) = e^−m/(1 + e^−m)²; from m = 37 on 1 − p underflows."""
+    margins = np.array([0.0, 20.0, 40.0, 60.0, 600.0])
+    logits = np.stack([margins, np.zeros(5)], axis=1)
+    expected = 2 * (np.exp(-margins) / (1 + np.exp(-margins)) ** 2) ** 0.1
+    found = create("gen").score(Bank(logits=logits).to(kind))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    first = create("gen", m=1).score(Bank(logits=logits).to(kind))
+    np.testing.assert_allclose(first, expected / 2, rtol=1e-12)
+
+
 def test_gen_of_order_one_over_all_classes_is_one_minus_the_sum_of_squares() -> None:
     np.testing.assert_allclose(score("gen", LOGITS, gamma=1.0, m=None), 1 - (P**2).sum(1), rtol=1e-12)
     assert np.array_equal(np.argsort(score("gen", LOGITS, gamma=1.0, m=None)), np.argsort(score("collision", LOGITS)))

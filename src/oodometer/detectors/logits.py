@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import device
 
 from oodometer import derived
-from oodometer.arrays import Array, log_softmax, logsumexp, softmax, top_values
+from oodometer.arrays import Array, double, log_softmax, logsumexp, softmax, top_values
 from oodometer.bank import Bank
 from oodometer.detectors.base import Detector, detector, param
 
@@ -121,12 +121,15 @@ class GEN(Detector):
     clamp: float = param(0.0, "probabilities are kept this far from 0 and 1", low=0.0, high=0.5)
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        # A small γ magnifies 1 − p, of which float32 keeps few digits when p is near one.
-        p = softmax(xp.astype(derived.logits(bank), xp.float64) / self.temperature, xp)
-        top = top_values(p, self.m or p.shape[-1], xp)
+        # A small γ magnifies 1 − p, of which nothing is left when p is near one: it is the sum of the others instead.
+        o = odds(double(derived.logits(bank)) / self.temperature, xp)
+        rest, m = xp.sum(o, axis=-1, keepdims=True), min(self.m or o.shape[-1], o.shape[-1])
+        others = top_values(o, m, xp)[:, : m - 1] / (1 + rest)
+        p = xp.concat([1 / (1 + rest), others], axis=-1)
+        complement = xp.concat([rest / (1 + rest), 1 - others], axis=-1)
         if self.clamp:
-            top = xp.clip(top, self.clamp, 1 - self.clamp)
-        terms = (top * (1 - top)) ** self.gamma
+            p, complement = (xp.clip(x, self.clamp, 1 - self.clamp) for x in (p, complement))
+        terms = (p * complement) ** self.gamma
         return xp.sum(terms, axis=-1) if self.reduction == "sum" else xp.mean(terms, axis=-1)
 
 
