@@ -50,7 +50,8 @@ def of_setting(bank: Bank, column: str, names: Sequence[str], wanted: Setting) -
 
 
 def _settings(provenance: Mapping[str, Any], column: str, names: Sequence[str]) -> list[Setting] | None:
-    told = [entry for entry in provenance.get("columns", ()) if isinstance(entry, Mapping)]
+    columns = provenance.get("extraction", {}).get("columns", ())
+    told = [entry for entry in columns if isinstance(entry, Mapping)]
     entry = next((entry for entry in told if entry.get("name") == column), None)
     if entry is None or not set(names) <= set(entry):
         return None
