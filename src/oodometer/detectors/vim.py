@@ -95,7 +95,7 @@ ORIGIN = "centre: −W⁺b with a rank-aware pseudo-inverse, in peers' float32 a
     cost="subspace",
     variants={
         "openood": {"dim": 512, "origin": "float32", "bank": "val"},
-        "openmibood": {"dim": 128, "origin": "float32"},
+        "openmibood": {"dim": 128, "origin": "float32", "bank": "val"},
     },
 )
 class Residual(Detector):
