@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import betabinom
+from tests.conformance.conftest import make_bank
+from tests.conformance.test_detectors import made
 
 from oodometer import Bank, Guard, create, detectors, metrics, projected, tempered
 from oodometer.detectors import Detector, base
 from oodometer.errors import OodometerError, OodometerWarning
 from oodometer.guard import calibrate, folder, state
-from tests.conformance.conftest import make_bank
-from tests.conformance.test_detectors import made
 
 pytestmark = pytest.mark.filterwarnings("ignore::oodometer.errors.OodometerWarning")
 

@@ -52,9 +52,10 @@ example:
 """
 
 CHECK = """
-Measures a guard on fresh rows: the FPR on ID rows with Wilson's interval, tested
-against the promise (exit code 1 if it is broken), and the FNR of every OOD set
-at the same threshold. A set that chose the threshold is reported under @test.
+Measures a guard on fresh rows: the FPR on ID rows with Wilson's interval,
+tested against the promise (exit code 1 if it is broken), and the FNR of every
+OOD set at the same threshold. A set that chose the threshold is reported
+under @test.
 
 example:
   oodometer guard check guard --id test.npz --ood svhn.npz dtd=textures.npz
@@ -62,9 +63,9 @@ example:
 
 APPLY = """
 Decides on the rows of a bank, block by block: a CSV of row, score, p_value and
-decision (1: out of distribution). Then the alarm rate, and whether the bank as a
-stream has more alarms than in-distribution rows allow: a stream of such rows is
-ever called shifted with probability at most delta.
+decision (1: out of distribution). Then the alarm rate, and whether the bank as
+a stream has more alarms than in-distribution rows allow: a stream of such rows
+is ever called shifted with probability at most delta.
 
 example:
   oodometer guard apply guard new.npz --out decisions.csv
@@ -223,7 +224,7 @@ def _write(stream: Stream, bank: Bank, file: TextIO) -> None:
         try:
             decisions = stream(block)
         except OodometerError as error:
-            raise OodometerError(f"rows {start} to {start + len(block) - 1}, counted from {start}: {error}") from None
+            raise OodometerError(f"counting rows from row {start} of the bank: {error}") from None
         rows = enumerate(zip(*(values.tolist() for values in decisions), strict=True), start)
         file.writelines(f"{row},{score!r},{p!r},{int(flag)}\n" for row, (flag, score, p) in rows)
 
