@@ -258,9 +258,8 @@ def segment_sums(x: Array, labels: Ints, segments: int) -> npt.NDArray[np.float6
     """Sum of the rows of each segment; rows labelled outside 0 … segments−1 are left out."""
     rows = np.flatnonzero((labels >= 0) & (labels < segments))
     kept = labels[rows]
-    if not isinstance(x, np.ndarray):
-        x = to_numpy(x) if on_cpu(x) else x
-    if isinstance(x, np.ndarray):
+    if on_cpu(x) or not hasattr(x, "index_add_"):
+        x = to_numpy(x)
         from scipy.sparse import csr_array
 
         pick = csr_array((np.ones(len(kept)), (kept, rows)), shape=(segments, len(labels)))

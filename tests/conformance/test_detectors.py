@@ -6,6 +6,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 
+import array_api_strict
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -86,6 +87,13 @@ def test_score_is_finite_float64_and_oriented(name: str, kind: str, banks: dict[
 def test_torch_and_numpy_agree(name: str, banks: dict[str, Bank]) -> None:
     moved = {role: bank.to("torch") for role, bank in banks.items()}
     assert close(fitted(name, moved).score(moved["test"]), fitted(name, banks).score(banks["test"]), 2e-5)
+
+
+@each
+def test_nothing_but_the_array_standard_is_used(name: str, banks: dict[str, Bank]) -> None:
+    """Arrays that know the standard and not a thing more give the same scores."""
+    strict = {role: bank.to(array_api_strict) for role, bank in banks.items()}
+    assert close(fitted(name, strict).score(strict["test"]), fitted(name, banks).score(banks["test"]), 2e-5)
 
 
 @each

@@ -91,8 +91,8 @@ class AdaScale(Detector):
         """Q' = Σ_{top k₁} relu(h') + λ Σ_{top k₂} |h − h'|, the largest by h."""
         h, moved = on_host(derived.features(block)), on_host(real(block[MOVED]))
         xp = namespace(h)
-        shown = row_sums(xp.clip(moved, min=0) * _top(h, self.counts_[0], xp), xp)
-        shift = row_sums(xp.abs(h - moved) * _top(h, self.counts_[1], xp), xp)
+        shown = row_sums(xp.where(_top(h, self.counts_[0], xp), xp.clip(moved, min=0), 0.0), xp)
+        shift = row_sums(xp.where(_top(h, self.counts_[1], xp), xp.abs(h - moved), 0.0), xp)
         return shown + self.lam * shift
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:

@@ -56,9 +56,9 @@ class ASH(Detector):
         scores, sums = [], []
         for block in quantiles.cache_blocks(bank, shaping.column_of(self.where)):
             x = shaping.activations(block, self.where, relu=self.relu)
-            shaped, total, kept, k = self._pruned(x.reshape(x.shape[0], -1))
+            shaped, total, kept, k = self._pruned(namespace(x).reshape(x, (x.shape[0], -1)))
             sums.append((total, kept))
-            product = shaping.without_bias(shaped.reshape(x.shape), bank.head)
+            product = shaping.without_bias(namespace(x).reshape(shaped, x.shape), bank.head)
             scores.append(shaping.rescaled_energy(product, self._factor(total, kept, k), bank.head))
         message = shaping.oddities("ash", sums) if self.variant == "s" else ""
         if message:
@@ -71,7 +71,7 @@ class ASH(Detector):
         k = shaping.kept_count(x.shape[1], self.percentile, "ash")
         kth, kept = shaping.largest(x, k, xp)
         mask = shaping.top_mask(x, k, kth, xp)
-        shaped = xp.astype(mask, x.dtype) if self.variant == "b" else x * mask
+        shaped = xp.astype(mask, x.dtype) if self.variant == "b" else xp.where(mask, x, 0.0)
         return shaped, shaping.row_sums(x, xp), kept, k
 
     def _factor(self, total: F64, kept: F64, k: int) -> F64:

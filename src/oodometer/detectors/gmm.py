@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -141,4 +142,4 @@ def _whitening(covariance: F64, center: F64) -> Whitening:
 def _log_density(x: Array, whitening: Whitening, xp: ModuleType) -> Array:
     """log N of whitened rows: the columns of the whitening have lengths λ^(−1/2)."""
     log_scale = float(np.log(np.linalg.norm(whitening.basis, axis=0)).sum())
-    return -0.5 * xp.sum(x * x, axis=-1) + (log_scale - 0.5 * x.shape[-1] * np.log(2 * np.pi))
+    return -0.5 * xp.sum(x * x, axis=-1) + (log_scale - 0.5 * x.shape[-1] * math.log(2 * math.pi))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Literal
 
@@ -59,7 +60,7 @@ class PNML(Detector):
         h = derived.features(bank)
         h = unit(double(h) if self.exact_ else h, xp)
         log_q = log_softmax(double(bank.head(h)), xp)
-        return regret(log_q, double(self._learnability(h, xp))[:, None], xp) / np.log(log_q.shape[-1])
+        return regret(log_q, double(self._learnability(h, xp))[:, None], xp) / math.log(log_q.shape[-1])
 
     def _learnability(self, h: Array, xp: ModuleType) -> Array:
         """g: how far one more training row at x̃ could move its own logits."""

@@ -58,7 +58,20 @@ class Relation(Detector):
         kernel = q @ keys.T
         kernel *= p @ key_p.T
         # Below the threshold nothing counts, so negative cosines need no clipping of their own.
-        kernel *= kernel > self.threshold
-        if self.power != 1:
-            kernel = kernel**self.power
-        return xp.sum(kernel, axis=1)
+        counts = kernel > self.threshold
+        kernel *= counts if isinstance(kernel, np.ndarray) else xp.astype(counts, kernel.dtype)
+        return xp.sum(power_of(kernel, self.power), axis=1)
+
+
+def power_of(x: Array, power: float) -> Array:
+    """x to a power; whole ones by repeated products, many times cheaper than pow where most entries are zero."""
+    if power != int(power):
+        return x**power
+    result, left = None, int(power)
+    while True:
+        if left & 1:
+            result = x if result is None else result * x
+        left >>= 1
+        if not left:
+            return result
+        x = x * x

@@ -56,7 +56,7 @@ class Scale(Detector):
         scores, sums = [], []
         for block in quantiles.cache_blocks(bank, shaping.column_of(self.where)):
             x = shaping.activations(block, self.where, relu=self.relu)
-            rows = x.reshape(x.shape[0], -1)
+            rows = namespace(x).reshape(x, (x.shape[0], -1))
             k = shaping.kept_count(rows.shape[1], self.percentile, "scale")
             sums.append((shaping.row_sums(rows, namespace(rows)), shaping.largest(rows, k, namespace(rows))[1]))
             product = self._logits_without_bias(block) if "logits" in self.needs else without_bias(x, bank.head)

@@ -124,11 +124,11 @@ def row_sums(x: Array, xp: ModuleType) -> F64:
 def top_mask(x: Array, k: int, kth: Array, xp: ModuleType) -> Array:
     """Where the k largest entries of each row are; of equal ones the first count."""
     mask = x >= kth
-    tied = np.flatnonzero(to_numpy(xp.sum(mask, axis=-1)) > k)
+    tied = np.flatnonzero(to_numpy(xp.count_nonzero(mask, axis=-1)) > k)
     if len(tied):
         rows, bound = x[tied, :], kth[tied, :]
         above, level = rows > bound, rows == bound
-        room = k - xp.sum(above, axis=-1, keepdims=True)
+        room = k - xp.count_nonzero(above, axis=-1, keepdims=True)
         mask[tied, :] = above | (level & (xp.cumulative_sum(xp.astype(level, xp.int32), axis=-1) <= room))
     return mask
 
