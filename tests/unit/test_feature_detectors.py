@@ -76,9 +76,9 @@ def test_n25_a_zero_feature_vector_is_one_from_every_direction() -> None:
     np.testing.assert_allclose(create("knn", k=1).fit(both).score(zero), 0.0)
 
 
-@pytest.mark.parametrize("power", [1, 4])
+@pytest.mark.parametrize("power", [1, 2.5, 4, 7])
 @pytest.mark.parametrize("threshold", [0.03, 0.4])
-def test_relation_is_the_kernel_sum_with_the_threshold_before_the_power(power: int, threshold: float) -> None:
+def test_relation_is_the_kernel_sum_with_the_threshold_before_the_power(power: float, threshold: float) -> None:
     p_train, p_test = scipy.special.softmax(Z_TRAIN, axis=1), scipy.special.softmax(Z_TEST, axis=1)
     expected = []
     for h, p in zip(unit(TEST), p_test, strict=True):
