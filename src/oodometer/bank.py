@@ -182,6 +182,11 @@ class Bank:
         return tuple(int(size) for size in bank._columns[name].shape[1:])
 
     @property
+    def gathers(self) -> bool:
+        """Whether reading a column copies its rows: they were picked one by one."""
+        return isinstance(self._index, np.ndarray) or any(part.gathers for part in self._parts)
+
+    @property
     def width(self) -> int:
         """Bytes of one row over the penultimate features and logits: what a block of rows costs."""
         first = self._parts[0] if self._parts else self

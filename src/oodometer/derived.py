@@ -97,10 +97,21 @@ def logits(bank: Bank) -> Array:
 
 
 def with_logits(bank: Bank) -> Bank:
-    """The bank with its logits stored, so that every detector shares one product with the head."""
+    """The bank with its logits stored, so that every detector shares one product with the head.
+
+    Parts stay parts. A bank whose logits, or the rows it would have to gather for them, are large stays as it is.
+    """
     if "logits" in bank.columns or "logits" not in bank or 4 * bank.classes * len(bank) > MEMORY_BYTES // 2:
         return bank
+    if len(bank.parts) > 1:
+        return _memory.get(bank, "with_logits", lambda: Bank.concat([with_logits(part) for part in bank.parts]))
+    if bank.gathers and bank.width * len(bank) > GATHERED_BYTES:
+        return bank
     return _memory.get(bank, "with_logits", lambda: bank.with_columns(logits=bank.logits))
+
+
+GATHERED_BYTES = 128 << 20
+"""How much of a bank of picked rows may be copied to store a column with it."""
 
 
 def features(bank: Bank) -> Array:

@@ -114,6 +114,18 @@ def test_neighbours_of_parts_are_those_of_the_whole(cuts: list[int], k: int, gui
         np.testing.assert_allclose(found, expected[:, :size], rtol=1e-4, atol=1e-5)
 
 
+def test_stored_logits_keep_parts_and_never_copy_many_picked_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [Bank(features=FEATURES[:40], head=HEAD), Bank(features=FEATURES[40:], head=HEAD)]
+    joined = derived.with_logits(Bank.concat(parts))
+    assert [len(part) for part in joined.parts] == [40, N - 40]
+    assert joined.parts[0] is derived.with_logits(parts[0])
+    np.testing.assert_array_equal(joined.logits, HEAD(FEATURES))
+    picked = Bank(features=FEATURES, head=HEAD).rows([5, 3, 8])
+    assert "logits" in derived.with_logits(picked).columns
+    monkeypatch.setattr(derived, "GATHERED_BYTES", 10)
+    assert derived.with_logits(picked.rows([0, 1])).columns == ("features",)
+
+
 def test_distances_are_squared_and_ascending() -> None:
     query = Bank(features=FEATURES[:5] + 0.3)
     expected = np.sort(((query.features[:, None].astype(np.float64) - X[None]) ** 2).sum(2), axis=1)
