@@ -383,6 +383,17 @@ def test_wrong_settings_are_refused_before_anything_is_fitted(settings: dict[str
         Guard.fit("mls", Bank(features=np.zeros((0, 3))), CALIBRATION, **settings)
 
 
+def test_arrays_in_place_of_banks_are_named_by_their_role() -> None:
+    for role, banks in {"train": (TRAIN.features, CALIBRATION), "calibration": (TRAIN, None)}.items():
+        with pytest.raises(OodometerError, match=f"the {role} rows must be a Bank, found (ndarray|NoneType)"):
+            Guard.fit("mls", *banks)
+    guard = Guard.fit("mls", TRAIN, CALIBRATION)
+    with pytest.raises(OodometerError, match="the ID rows must be a Bank"):
+        guard.check(TEST.features)
+    with pytest.raises(OodometerError, match="the far rows must be a Bank"):
+        guard.check(TEST, {"far": FAR.features})
+
+
 def test_rows_that_were_fitted_on_are_counted() -> None:
     with pytest.warns(OodometerWarning, match="200 of 200 calibration rows are rows of the train bank too"):
         Guard.fit("mls", TRAIN, TRAIN.rows(np.arange(200)))

@@ -66,10 +66,20 @@ class Check:
         return f"The FPR {word} the promise of at most {100 * self.promised:.4g} % (p = {self.p_value:.2g})."
 
 
+def need_bank(value: Any, role: str) -> None:
+    """Refuse anything but a bank, by its role."""
+    if not isinstance(value, Bank):
+        raise OodometerError(
+            f"guard: the {role} rows must be a Bank, found {type(value).__name__}: "
+            "wrap arrays as oodometer.Bank(features=…, logits=…, labels=…, head=Head(W, b))"
+        )
+
+
 def check_guard(guard: Guard, id_bank: Bank, ood: Mapping[str, Bank], *, level: float) -> Check:
     """Decide on every bank once. Nothing is chosen here: the threshold is the guard's."""
     known = {digest: role for role, digest in guard.facts["fingerprints"].items()}
     for name, bank in [("ID", id_bank), *ood.items()]:
+        need_bank(bank, name)
         if not len(bank):
             raise OodometerError(f"guard: the {name} bank has no rows: a share of errors needs at least one")
     used = known.get(id_bank.fingerprint)

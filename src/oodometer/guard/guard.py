@@ -21,7 +21,7 @@ from oodometer.detectors import Detector, create
 from oodometer.errors import NotFittedError, OodometerError, OodometerWarning
 from oodometer.guard import folder, state
 from oodometer.guard.calibration import Calibration, Rule, calibrate, check_rule
-from oodometer.guard.check import Check, check_guard
+from oodometer.guard.check import Check, check_guard, need_bank
 from oodometer.guard.stream import Stream
 
 SCORES = "calibration scores"
@@ -79,15 +79,18 @@ class Guard:
                 if rule == "val"
                 else f"guard: ood_validation is read by rule='val' alone, and the rule is {rule!r}: leave one out"
             )
+        maybe = {"val": val, "ood_validation": ood_validation}
+        given = {"train": train, "calibration": calibration} | {k: v for k, v in maybe.items() if v is not None}
+        for role, bank in given.items():
+            need_bank(bank, role)
         fresh = create(detector) if isinstance(detector, str) else detector.clone()
         # The threshold is chosen with exactly what will be saved: host memory, and no column that is not read.
         fitted = state.decode(*state.encode(fresh.fit(train, val=val)))
-        ood_scores = None if ood_validation is None else fitted.score(ood_validation.to("numpy"))
-        chosen = calibrate(fitted.score(calibration.to("numpy")), rule, alpha=alpha, tnr=tnr, ood_scores=ood_scores)
+        scores = {role: fitted.score(_on_host(bank)) for role, bank in given.items() if role not in ("train", "val")}
+        chosen = calibrate(scores["calibration"], rule, alpha=alpha, tnr=tnr, ood_scores=scores.get("ood_validation"))
         _warn_of_shared_rows(calibration, {"train": train, "val": val})
-        banks = {"train": train, "val": val, "calibration": calibration, "ood_validation": ood_validation}
         share = {"tnr": tnr} if rule == "tnr" else {"alpha": alpha}
-        return cls(fitted, chosen, _facts(fitted, chosen, {"rule": rule, **share}, banks))
+        return cls(fitted, chosen, _facts(fitted, chosen, {"rule": rule, **share}, given))
 
     # ------------------------------------------------------------------------------------------ use
 
@@ -120,7 +123,7 @@ class Guard:
                 f"guard: a Bank or arrays by column name were needed, found {type(bank).__name__}: "
                 "call guard(features=…, logits=…)"
             )
-        return self.detector.score(bank if bank.xp.__name__.endswith("numpy") else bank.to("numpy"))
+        return self.detector.score(_on_host(bank))
 
     def stream(self, *, delta: float = 0.01, window: int = 1000) -> Stream:
         """Decisions batch by batch, with a running alarm rate and a verdict on the stream itself."""
@@ -211,9 +214,8 @@ class Guard:
 
 
 def _facts(
-    detector: Detector, chosen: Calibration, rule: Mapping[str, Any], banks: Mapping[str, Bank | None]
+    detector: Detector, chosen: Calibration, rule: Mapping[str, Any], given: Mapping[str, Bank]
 ) -> dict[str, Any]:
-    given = {role: bank for role, bank in banks.items() if bank is not None}
     return {
         "detector": repr(detector),
         "needs": sorted(detector.needs - {"labels"}),
@@ -226,6 +228,10 @@ def _facts(
         "fitted": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"oodometer": __version__, "numpy": np.__version__},
     }
+
+
+def _on_host(bank: Bank) -> Bank:
+    return bank if isinstance(bank.rows(slice(0, 0))[bank.columns[0]], np.ndarray) else bank.to("numpy")
 
 
 def _shapes(arrays: Mapping[str, Any]) -> str:
