@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 from bench import banks, detectors, ranking, search, start, study
 
-SECTIONS = ("start", "ranking", "search", "detectors", "study")
+SECTIONS = ("start", "ranking", "search", "detectors", "study", "forwards")
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
             "search": lambda: search.report(folder, size.test),
             "detectors": lambda: detectors.report(options.size, folder, options.only),
             "study": lambda: study.report(folder),
+            "forwards": lambda: import_module("bench.forwards").report(),  # loads PyTorch
         }[section]()
 
 

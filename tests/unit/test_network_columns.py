@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -95,3 +97,23 @@ def test_gradnorm_is_the_gradient_of_the_network_by_autograd(banks: dict[str, oo
         expected.append(-float(gradient.abs().double().sum()))
     found = create("gradnorm").score(banks["test"].rows(slice(0, 20)))
     np.testing.assert_allclose(found, expected, rtol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("column", "passes"),
+    [
+        (None, 1),
+        ("logits.odin:temperatures=(1,10,1000),epsilons=(0,0.0014,0.0028)", 1 + 3 * 2),
+        ("logits.rankfeat", 1 + 2),
+        ("logits.mcd:passes=50", 1 + 1),  # dropout right before the head
+        ("features.adascale", 1 + 1),
+        ("views.products:views=5", 1 + 5),
+    ],
+)
+def test_forward_samples_a_row(column: str | None, passes: int) -> None:
+    model, seen = copy.deepcopy(trained()), []
+    model.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    x = images()[0][:100].numpy()
+    columns = ("features", "logits", *([column] if column else []))
+    extract(model, x, columns=columns, layers=("first", "second"), device="cpu", batch_size=32, progress=False)
+    assert sum(seen) == passes * 100

@@ -93,7 +93,7 @@ class Views:
             raise OodometerError("views compare penultimate features: name the head with head='…'")
         with torch.no_grad():
             features = [run.network(view(x)).features for view in self.drawn(tuple(x.shape[2:]))]
-        h = torch.stack(features, dim=1).float()
+        h = torch.stack(features, dim=1).double()  # which mixed precision leaves alone
         return h @ h.mT
 
     def drawn(self, sides: tuple[int, ...]) -> list[View]:

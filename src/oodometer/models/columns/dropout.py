@@ -67,9 +67,10 @@ class Dropping:
 
     def dropped_alone(self, features: Tensor | None) -> Tensor | None:
         """The head's input, if that is all that was dropped: further passes are then passes of the head."""
-        alone = features is not None and self.first is not None and self.calls == len(self.layers) == 1
-        same = alone and self.first.shape == features.shape and torch.equal(self.first, features)  # type: ignore[union-attr,arg-type]
-        return features if same else None
+        first = self.first
+        if features is None or first is None or not self.calls == len(self.layers) == 1:
+            return None
+        return features if first.shape == features.shape and torch.equal(first, features) else None
 
     def _hook(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if output.ndim < 2 or len(output) % self.rows:

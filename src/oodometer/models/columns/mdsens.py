@@ -75,8 +75,9 @@ class MDSEnsemble:
 
 def nearest(layer: Layer, x: Tensor) -> Tensor:
     """Squared Mahalanobis distance to the nearest class mean, differentiable: its gradient is that class's."""
-    white = layer.whitening(pooled(real(x)))
-    return cast(Tensor, nearest_squared(white, layer.points, namespace(white)))
+    with torch.autocast(x.device.type, enabled=False):  # whitening magnifies what half precision rounds
+        white = layer.whitening(pooled(real(x)))
+        return cast(Tensor, nearest_squared(white, layer.points, namespace(white)))
 
 
 def _layers(run: Pass, names: Sequence[str]) -> tuple[Tensor, Mapping[str, Tensor]]:
