@@ -9,6 +9,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar, Literal, Self, TypeVar, cast, dataclass_transform, final
 
@@ -418,6 +419,7 @@ def _register(cls: type[Detector]) -> None:
     _ALIASES.update(dict.fromkeys(cls.card.aliases, cls.card.name))
 
 
+@cache
 def _discover() -> None:
     package = importlib.import_module("oodometer.detectors")
     for module in pkgutil.iter_modules(package.__path__):
