@@ -97,7 +97,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -
 
     path.parent.mkdir(parents=True, exist_ok=True)
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    told = json.dumps({"schema": SCHEMA, **facts, "crc32": _checksum(host)}, sort_keys=True)
+    told = json.dumps({"schema": SCHEMA, **facts, "crc32": _checksum(host)})
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(save(host, metadata={"facts": told}))

@@ -89,9 +89,9 @@ class Network(nn.Module):
         self.confidence_encoder = copy.deepcopy(self.encoder)
 
     def exported(self) -> dict[str, Tensor]:
-        """The classifier's weights under the names of the architecture they came from."""
-        body = dict(self.encoder.state_dict())
-        return body | {f"{self.head_name}.{name}": tensor for name, tensor in self.head.state_dict().items()}
+        """The classifier's weights under the names of the architecture they came from, without a reservation."""
+        head = {f"{self.head_name}.{name}": rows[: self.classes] for name, rows in self.head.state_dict().items()}
+        return {**self.encoder.state_dict(), **head}
 
 
 def confidence_branch(width: int, hidden: int = CONFIDENCE_LAYERS) -> nn.Module:

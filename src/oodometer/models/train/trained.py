@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from oodometer.bank import Bank, Head
 from oodometer.detectors.mcd import dropout_masks
 from oodometer.errors import OodometerError
 from oodometer.models.train import architectures, recipes
-from oodometer.models.train.checkpoints import Folder, Shelf
+from oodometer.models.train.checkpoints import FINISHED, Folder, Shelf, read, write
 from oodometer.models.train.images import IMAGES, Images
 from oodometer.models.train.loop import EVALUATED_ROWS, Data, Stage, Tell, deterministic, initialised, train
 from oodometer.models.train.network import Network, restore, state_of
@@ -72,6 +73,16 @@ class Trained:
         classes = self.network.classes
         weight, bias = self.network.head.weight[:classes], self.network.head.bias[:classes]
         return Head(to_numpy(weight.detach().cpu()), to_numpy(bias.detach().cpu()))
+
+    def save(self, folder: Path) -> None:
+        """What other programs read: the classifier's weights, its preprocessing, and the facts of its training."""
+        network = self.network
+        write(folder / "weights.safetensors", network.exported(), {"architecture": self.facts["architecture"]})
+        mean, std = network.mean.expand(network.channels), network.std.expand(network.channels)
+        mode = "RGB" if network.channels == 3 else "L"
+        preprocessing = {"kind": "image", "mode": mode, "mean": mean.tolist(), "std": std.tolist()}
+        for name, facts in (("preprocessing.json", preprocessing), ("facts.json", self.facts)):
+            (folder / name).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
     def _columns(self, bank: Bank, passes: int) -> dict[str, NDArray[Any]]:
         images = Images(bank, self.device)
@@ -173,7 +184,7 @@ def fit(
     _check_fits(network, shape, architecture.name)
     facts = {
         "recipe": recipe.name,
-        "settings": dataclasses.asdict(recipe),
+        "settings": {**dataclasses.asdict(recipe), "milestones": list(recipe.milestones)},
         "architecture": dataclasses.asdict(architecture),
         "classes": classes,
         "shape": list(shape),
@@ -182,6 +193,23 @@ def fit(
     }
     task = _Task(network, recipe, architecture, facts, recipe.stages(), where)
     return _carry_out(task, train, val, None, seed=seed, checkpoints=checkpoints, tell=tell)
+
+
+def opened(folder: str | Path, *, device: str = "cpu") -> Trained:
+    """A network that was trained before, from its folder."""
+    path = Path(folder) / FINISHED
+    try:
+        tensors, told = read(path)
+    except FileNotFoundError:
+        raise OodometerError(f"{path}: no trained network here; `oodometer train --out {folder}` writes one") from None
+    facts = told["facts"]
+    recipe = recipes.create(facts["recipe"], **facts["settings"])
+    architecture = Architecture(**{**facts["architecture"], "weights": ""})
+    moments = tensors["mean"], tensors["std"]
+    network = _made(recipe, architecture, moments, facts["classes"], tuple(facts["shape"]))
+    _prepare_all(network, recipe)
+    restore(network, tensors)
+    return Trained(network, recipe, architecture, facts, torch.device(device))
 
 
 def device_of(bank: Bank, named: str = "") -> torch.device:
