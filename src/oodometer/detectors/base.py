@@ -289,6 +289,8 @@ class Detector:
             return bank
         if bank.head is None:
             usable = "features" in bank.columns and "logits" not in bank.columns
+            if usable:
+                self._check_width(bank, known)
             return bank.with_head(known) if usable or "head" in self.needs else bank
         if not bank.head.same_as(known):
             raise OodometerError(
@@ -296,6 +298,14 @@ class Detector:
                 "scores of two networks cannot be compared; extract both with one network"
             )
         return bank
+
+    def _check_width(self, bank: Bank, known: Head) -> None:
+        width = (int(known.weight.shape[1]),)
+        if bank.row_shape("features") != width:
+            raise OodometerError(
+                f"{self.card.name}: rows of 'features' have shape {bank.row_shape('features')}, the training bank's "
+                f"head reads {width}: extract both with the same network and layer"
+            )
 
     def check_params(self) -> None:
         """Refuse hyperparameters outside their allowed values."""

@@ -69,6 +69,8 @@ def open_data(spec: Spec, *, own_head: bool, device: str | None = None) -> Study
     whole = replace(whole, subjects=_column(whole.bank, data.id.subjects) if data.id.subjects else None)
     ood = {name: _outliers(rows, name, (rows.train, rows.bank), device) for name, rows in data.ood.items()}
     ood_val = {name: _outliers(rows, name, (None, rows.bank), device) for name, rows in data.ood_val.items()}
+    if own_head:
+        ood, ood_val = ({name: _with_head_of(whole, one) for name, one in sets.items()} for sets in (ood, ood_val))
     if data.draw is not None:
         _check_may_draw(own_head)
         whole, outside = drawn(whole, data.draw, labels=data.id.labels, seed=spec.seed)
@@ -84,6 +86,20 @@ def _outliers(rows: Any, name: str, banks: tuple[Any, Any], device: str | None) 
     """Outliers have no class of the classifier: their labels only keep rows of one class together."""
     found = _opened(rows, name, banks, device)
     return replace(found, bank=_with_labels(found, None), group=rows.group, source=rows.source or name)
+
+
+def _with_head_of(inside: DataSet, one: DataSet) -> DataSet:
+    """Features come with the ID bank's head where they have none of their own: one network made both."""
+    head = inside.bank.head
+    if head is None or one.bank.head is not None or "logits" in one.bank or "features" not in one.bank:
+        return one
+    width = int(head.weight.shape[1])
+    if one.bank.row_shape("features") != (width,):
+        raise OodometerError(
+            f"data {one.name!r}: rows of 'features' have shape {one.bank.row_shape('features')}, the head of the ID "
+            f"bank reads {width}: extract both with one network"
+        )
+    return replace(one, bank=one.bank.with_head(head))
 
 
 def _with_labels(one: DataSet, labels: Column | None) -> Bank:
