@@ -165,6 +165,11 @@ class Job:
         """What the bank remembers of its making; part of its fingerprint."""
         return {**self.key, "network": store.facts["network"]}
 
+    def where(self, row: int) -> str:
+        """What an error calls a row."""
+        name = self.source.name(row)
+        return name if name.startswith("row ") else f"row {row} ({name})"
+
     def names(self, rows: range) -> list[str] | None:
         """File names of the rows, if they come from files."""
         paths = getattr(getattr(self.source, "source", self.source), "paths", None)
@@ -247,7 +252,7 @@ class _Passes:
             )
         if rows == 1:
             raise OodometerError(
-                f"even one row ({self.job.source.name(row)}, row {row}) does not fit into the memory of "
+                f"even one row ({self.job.where(row)}) does not fit into the memory of "
                 f"{self.running.device}: use a smaller crop, fewer layers, amp='bfloat16' or another device"
             )
         self.piece = rows // 2
@@ -319,7 +324,7 @@ class _Passes:
         how = "store float32" if overflow else "look at this input and at the network's weights"
         if not overflow and self.job.settings.amp is not None:
             how = f"run without amp={self.job.settings.amp!r}"
-        raise OodometerError(f"column {name!r} {what} in row {bad} ({self.job.source.name(bad)}): {how}")
+        raise OodometerError(f"column {name!r} {what} in {self.job.where(bad)}: {how}")
 
     def _check_labels(self, batch: Batch, classes: int) -> None:
         """Labels of in-distribution rows are classes of the network; lists of outliers say −1 throughout."""
@@ -334,7 +339,7 @@ class _Passes:
         if len(wrong):
             row = first + int(wrong[0])
             raise OodometerError(
-                f"row {row} ({self.job.source.name(row)}) has label {int(labels[wrong[0]])}, but the network has "
+                f"{self.job.where(row)} has label {int(labels[wrong[0]])}, but the network has "
                 f"{classes} classes (0 … {classes - 1}): check the class count of network and data; if the data are "
                 "out of distribution, say so with ood=True (--ood)"
             )

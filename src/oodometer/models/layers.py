@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
@@ -18,6 +18,7 @@ Pooling = Literal["mean", "mean+var", "token", "none"]
 """Average over positions; average and variance side by side; the class token; or the whole map."""
 PREFIX = "layers."
 CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
+CONTAINERS = ("Sequential", "ModuleList")
 BLOCKS = 2
 """So many equal blocks in a row make a transformer's trunk."""
 
@@ -152,11 +153,45 @@ def choose(outputs: Outputs, head: str | None, width: int | None) -> tuple[dict[
         seen = seen[: names.index(head)]
     maps = [one for one in seen if math.prod(one.positions) > 1]
     if maps:
-        chosen = _blocks(maps) or _last_of_each(maps, lambda one: one.positions)
+        chosen = _blocks(maps) or _shrinking(_last_of_each(_outside_blocks(maps), lambda one: one.positions))
     else:
         # A layer as wide as the features is taken to be the features.
         chosen = _last_of_each([one for one in seen if one.shape[0] != width], lambda one: one.shape)
     return {PREFIX + one.module: one.pooled for one in chosen}, tuple(Wanted(one.module, one.pooling) for one in chosen)
+
+
+def _outside_blocks(maps: Sequence[Seen]) -> list[Seen]:
+    """Without the inside of blocks where it differs from their output: a block that halves starts at the stage before.
+
+    A block is a module, no plain container, that sees two resolutions at the most.
+    """
+    inside: dict[str, set[int]] = {}
+    for one in maps:
+        for name in (one.module, *_ancestors(one.module)):
+            inside.setdefault(name, set()).add(_scale(one))
+    blocks = {one.module: one.positions for one in maps if one.kind not in CONTAINERS and len(inside[one.module]) <= 2}
+    return [
+        one for one in maps if all(blocks.get(name, one.positions) == one.positions for name in _ancestors(one.module))
+    ]
+
+
+def _scale(one: Seen) -> int:
+    """The resolution in powers of two: padding makes 113 of 112 and nothing new."""
+    return round(math.log2(math.prod(one.positions)) / len(one.positions))
+
+
+def _ancestors(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
+def _shrinking(seen: Sequence[Seen]) -> list[Seen]:
+    """Without maps larger than an earlier one, which are attention weights and the like."""
+    found: list[Seen] = []
+    for one in seen:
+        if not found or math.prod(one.positions) <= math.prod(found[-1].positions):
+            found.append(one)
+    return found
 
 
 def _blocks(maps: Sequence[Seen]) -> list[Seen]:
@@ -170,6 +205,6 @@ def _blocks(maps: Sequence[Seen]) -> list[Seen]:
     return most if len(most) >= BLOCKS else []
 
 
-def _last_of_each(seen: Sequence[Seen], key: Callable[[Seen], tuple[int, ...]]) -> list[Seen]:
+def _last_of_each(seen: Sequence[Seen], key: Callable[[Seen], Hashable]) -> list[Seen]:
     last = {key(one): place for place, one in enumerate(seen)}
     return [seen[place] for place in sorted(last.values())]

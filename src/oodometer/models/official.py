@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -28,6 +28,8 @@ PILLOW: Mapping[int, Interpolation] = {
 }
 """Pillow's numbers, as Hugging Face processors store them."""
 PROCESSOR = "preprocessor_config.json"
+CONVNEXT_LARGE = 384
+Size: TypeAlias = int | tuple[int, int]
 
 
 def of_model(model: nn.Module) -> AnyPreprocessing | None:
@@ -71,8 +73,8 @@ def of_torchvision(transform: Any) -> Preprocessing:
 
 def of_timm(facts: Mapping[str, Any]) -> Preprocessing:
     """timm's evaluation transform: the shorter side is crop / crop_pct, rounded down, the crop from the centre."""
-    channels, height, width = facts.get("test_input_size") or facts["input_size"]
-    share = float(facts.get("test_crop_pct") or facts.get("crop_pct") or 1.0)
+    channels, height, width = facts["input_size"]
+    share = float(facts.get("crop_pct") or 1.0)
     squash = facts.get("crop_mode") == "squash"
     whole = (int(height / share), int(width / share))
     square = height == width and not squash
@@ -94,9 +96,10 @@ def of_processor(facts: Mapping[str, Any]) -> Preprocessing:
     mean = facts["image_mean"] if normalised else [0.0]
     std = facts["image_std"] if normalised else [1.0]
     plain = not normalised and scale == 1.0
+    resize, crop = _processor_sizes(facts)
     return Preprocessing(
-        resize=_processor_size(facts.get("size"), facts.get("crop_pct")) if facts.get("do_resize", True) else None,
-        crop=_processor_size(facts.get("crop_size")) if facts.get("do_center_crop") else None,
+        resize=resize,
+        crop=crop,
         mode="RGB",
         mean=() if plain else tuple(float(value) / scale for value in mean),
         std=() if plain else tuple(float(value) / scale for value in std),
@@ -104,12 +107,20 @@ def of_processor(facts: Mapping[str, Any]) -> Preprocessing:
     )
 
 
-def _processor_size(size: Any, share: Any = None) -> int | tuple[int, int] | None:
-    """224, {"shortest_edge": 224} or {"height": 224, "width": 224}; ConvNeXt's crop_pct enlarges small sizes."""
-    if isinstance(size, Mapping) and "shortest_edge" in size:
-        edge = int(size["shortest_edge"])
-        return int(edge / share) if share and edge < 384 else edge
-    if isinstance(size, Mapping) and "height" in size:
+def _processor_sizes(facts: Mapping[str, Any]) -> tuple[Size | None, Size | None]:
+    resize = _processor_size(facts.get("size")) if facts.get("do_resize", True) else None
+    crop = _processor_size(facts.get("crop_size")) if facts.get("do_center_crop") else None
+    if facts.get("crop_pct") and isinstance(resize, int):
+        # ConvNeXt's: small sizes are cropped out of larger ones, large ones are squashed.
+        return ((resize, resize), None) if resize >= CONVNEXT_LARGE else (int(resize / facts["crop_pct"]), resize)
+    return resize, crop
+
+
+def _processor_size(size: Any) -> Size | None:
+    """224, {"shortest_edge": 224} or {"height": 224, "width": 224}."""
+    if isinstance(size, Mapping) and size.get("shortest_edge") and not size.get("longest_edge"):
+        return int(size["shortest_edge"])
+    if isinstance(size, Mapping) and size.get("height"):
         return int(size["height"]), int(size["width"])
     if isinstance(size, int):
         return size, size
@@ -118,7 +129,7 @@ def _processor_size(size: Any, share: Any = None) -> int | tuple[int, int] | Non
     raise OodometerError(f"preprocessing: the image processor's size {size!r} is not known here: pass preprocessing=…")
 
 
-def _size(value: Any) -> int | tuple[int, int]:
+def _size(value: Any) -> Size:
     sides = tuple(map(int, value)) if isinstance(value, list | tuple) else (int(value),)
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
