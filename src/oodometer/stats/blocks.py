@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from oodometer.errors import OodometerError, OodometerWarning
 
@@ -111,11 +111,27 @@ def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise OodometerError(f"{name}: one of {', '.join(map(repr, choices))} was needed, {value!r} was found.")
 
 
-def _numbers(X: ArrayLike) -> Floats:
+def read_numbers(values: Any, name: str, what: str = "numbers") -> Floats:
+    """A float64 copy; the absent values of pandas become NaN."""
     try:
-        values = np.array(X, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise OodometerError(f"table: numbers (blocks × methods) were needed: {error}.") from error
+        # Only pandas knows how to say its own missing value, pd.NA, in floating point.
+        array = values.to_numpy(na_value=np.nan) if hasattr(values, "iloc") else np.asarray(values)
+        if array.dtype.kind == "c":
+            raise TypeError("complex numbers have no order")
+        return np.array(array, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OodometerError(f"{name}: {what} were needed: {str(error).rstrip('.')}.") from error
+
+
+def check_level(alpha: float) -> float:
+    """A significance level."""
+    if not isinstance(alpha, int | float | np.number) or not 0 < alpha < 1:
+        raise OodometerError(f"alpha: a level between 0 and 1 was needed, {alpha!r} was found.")
+    return float(alpha)
+
+
+def _numbers(X: Table) -> Floats:
+    values = read_numbers(X, "table", "numbers (blocks × methods)")
     if values.ndim != 2:
         raise OodometerError(f"table: two dimensions (blocks × methods) were needed, shape {values.shape} was found.")
     if np.isinf(values).any():
@@ -154,10 +170,12 @@ def _without_missing(table: BlockTable, missing: Missing) -> BlockTable:
 def _data_keys(X: Table, table: BlockTable) -> list[Hashable]:
     """The block labels without the name of the metric: blocks that agree in them measure the same rows."""
     levels: list[Any] = list(getattr(getattr(X, "index", None), "names", []))
-    if "metric" not in levels or not all(isinstance(label, tuple) for label in table.blocks):
-        return list(table.blocks)
-    place = levels.index("metric")
     labels: list[Any] = list(table.blocks)
+    if levels == ["metric"]:
+        return [()] * len(labels)
+    if "metric" not in levels or not all(isinstance(label, tuple) for label in labels):
+        return labels
+    place = levels.index("metric")
     return [label[:place] + label[place + 1 :] for label in labels]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oodometer.errors import OodometerError
-from oodometer.stats.blocks import Floats
+from oodometer.stats.blocks import Floats, check_level, read_numbers
 from oodometer.stats.posthoc import Pairwise
 from oodometer.stats.ranks import Friedman
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Graph: TypeAlias = NDArray[np.bool_]
+_ROUNDING = 1e-9
+"""By so much other programs' p-values may exceed 1, or differ between both orders of a pair."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,12 @@ def cliques(
     """Maximal sets of methods with pairwise p ≥ alpha (NaN separates), ordered by their average ranks.
 
     `pvalues`: a Pairwise result, which brings ranks and omnibus test with it, a DataFrame or a symmetric matrix;
-    `ranks`: average ranks in its order, or by name. If the omnibus test is known and does not reject at alpha, all
-    methods are one clique.
+    `ranks`: average ranks by name (Friedman's test, a Series, a dictionary), or in the order of a matrix that has no
+    names. If the omnibus test is known and does not reject at alpha, all methods are one clique.
     """
-    if not 0 < alpha < 1:
-        raise OodometerError(f"alpha: a level between 0 and 1 was needed, {alpha} was found.")
+    alpha = check_level(alpha)
     matrix = _matrix(pvalues)
-    labels = _names(pvalues, names, len(matrix))
-    average = _ranks(pvalues, ranks, labels)
+    labels, average = _named_ranks(pvalues, ranks, names, len(matrix))
     omnibus = pvalues.omnibus if omnibus is None and isinstance(pvalues, Pairwise) else omnibus
     p = omnibus.omnibus_pvalue if isinstance(omnibus, Friedman) else omnibus
     drawn = p is None or p < alpha
@@ -200,46 +200,68 @@ def _bits(number: int) -> Iterator[int]:
 
 
 def _matrix(pvalues: Any) -> Floats:
-    try:
-        matrix = np.asarray(pvalues, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise OodometerError(f"pvalues: a matrix of numbers was needed: {error}.") from error
+    """The smaller p-value of both orders of a pair, which may differ in the last bits only."""
+    matrix = read_numbers(pvalues.pvalues if isinstance(pvalues, Pairwise) else pvalues, "pvalues")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise OodometerError(f"pvalues: a square matrix (methods × methods) was needed, {matrix.shape} was found.")
-    off = matrix[~np.eye(len(matrix), dtype=bool)]
-    if not np.array_equal(matrix, matrix.T, equal_nan=True) or (off < 0).any() or (off > 1).any():
-        raise OodometerError("pvalues: a symmetric matrix of numbers from 0 to 1 (NaN: not comparable) was needed.")
-    return matrix
-
-
-def _names(pvalues: Any, names: Sequence[Hashable] | None, k: int) -> tuple[Hashable, ...]:
     if hasattr(pvalues, "columns") and list(pvalues.index) != list(pvalues.columns):
         raise OodometerError(
             "pvalues: rows and columns with the same names in the same order were needed, "
             f"{list(pvalues.index)} and {list(pvalues.columns)} were found."
         )
-    own = pvalues.names if isinstance(pvalues, Pairwise) else getattr(pvalues, "columns", range(k))
-    labels = tuple(own if names is None else names)
-    if len(labels) != k or len(set(labels)) != k:
-        raise OodometerError(f"names: {k} different names were needed, {list(labels)} was found.")
-    return labels
+    off = matrix[~np.eye(len(matrix), dtype=bool)]
+    symmetric = np.allclose(matrix, matrix.T, rtol=_ROUNDING, atol=0, equal_nan=True)
+    if not symmetric or (off < 0).any() or (off > 1 + _ROUNDING).any():
+        raise OodometerError("pvalues: a symmetric matrix of numbers from 0 to 1 (NaN: not comparable) was needed.")
+    return np.minimum(matrix, matrix.T)
 
 
-def _ranks(pvalues: Any, ranks: Any, names: tuple[Hashable, ...]) -> Floats:
+def _named_ranks(
+    pvalues: Any, ranks: Any, names: Sequence[Hashable] | None, k: int
+) -> tuple[tuple[Hashable, ...], Floats]:
+    """The methods in the order of the matrix and their average ranks, matched by name where both sides have names."""
+    own = _names(pvalues, names, k)
+    given, values = _ranks(pvalues, ranks)
+    if len(values) != k or not np.isfinite(values).all():
+        raise OodometerError(f"ranks: {k} finite average ranks were needed, {values.tolist()} was found.")
+    numbers = tuple(range(k))
+    labels = numbers if own is None else own
+    if given is None or given == numbers:
+        return labels, values
+    if labels == numbers and set(given) != set(numbers):  # the matrix has no names: those of the ranks are its own
+        return _distinct(given, k), values
+    place = dict(zip(given, values.tolist(), strict=True))
+    absent = [name for name in labels if name not in place]
+    if absent:
+        raise OodometerError(f"ranks: a rank for every method was needed, {absent} have none.")
+    return labels, np.array([place[name] for name in labels])
+
+
+def _names(pvalues: Any, names: Sequence[Hashable] | None, k: int) -> tuple[Hashable, ...] | None:
+    """The names of the matrix; None: it has none."""
+    own = pvalues.names if isinstance(pvalues, Pairwise) else getattr(pvalues, "columns", None)
+    labels = own if names is None else names
+    return None if labels is None else _distinct(tuple(labels), k)
+
+
+def _distinct(names: tuple[Hashable, ...], k: int) -> tuple[Hashable, ...]:
+    if len(names) != k or len(set(names)) != k:
+        raise OodometerError(f"names: {k} different names were needed, {list(names)} was found.")
+    return names
+
+
+def _ranks(pvalues: Any, ranks: Any) -> tuple[tuple[Hashable, ...] | None, Floats]:
+    """Average ranks with their names, if they have any."""
     if ranks is None and isinstance(pvalues, Pairwise):
-        return pvalues.average_ranks
+        return pvalues.names, pvalues.average_ranks
     if ranks is None:
         raise OodometerError("ranks: average ranks (1 = best) are needed to order the cliques: friedman(…) has them.")
     if isinstance(ranks, Friedman):
-        ranks = dict(zip(ranks.names, ranks.average_ranks.tolist(), strict=True))
-    if hasattr(ranks, "to_dict"):
-        ranks = ranks.to_dict()
+        return ranks.names, ranks.average_ranks
     if isinstance(ranks, Mapping):
-        absent = [name for name in names if name not in ranks]
-        if absent:
-            raise OodometerError(f"ranks: a rank for every method was needed, {absent} have none.")
-        ranks = [ranks[name] for name in names]
-    average = np.asarray(ranks, dtype=np.float64)
-    if average.shape != (len(names),) or not np.isfinite(average).all():
-        raise OodometerError(f"ranks: {len(names)} finite average ranks were needed, {ranks!r} was found.")
-    return average
+        return tuple(ranks), read_numbers(list(ranks.values()), "ranks")
+    own = getattr(ranks, "index", None)  # a list has one too, its method
+    values = read_numbers(ranks, "ranks")
+    if values.ndim != 1:
+        raise OodometerError(f"ranks: one average rank for each method was needed, shape {values.shape} was found.")
+    return (None if own is None or callable(own) else tuple(own)), values

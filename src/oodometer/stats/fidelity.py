@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from oodometer.errors import OodometerError
-from oodometer.stats.blocks import BlockTable, Floats, Table, block_table
+from oodometer.stats.blocks import BlockTable, Floats, Table, block_table, check_level, read_numbers
 from oodometer.stats.paired import LABELS, named_test
 from oodometer.stats.posthoc import Adjust, adjusted, test_pairs
 
@@ -135,7 +135,7 @@ def fidelity(
         raise OodometerError("fidelity: at least one cross-validation run was needed, none was found.")
     truth_pvalues = adjusted(test_pairs(reference.values, test)[1], adjust)
     run_pvalues = np.stack([adjusted(test_pairs(table, test)[1], adjust) for table in tables])
-    counts = _significant(run_pvalues, _level(alpha)).sum(axis=0)
+    counts = _significant(run_pvalues, check_level(alpha)).sum(axis=0)
     level = alpha if truth_alpha is None else truth_alpha
     rates = fidelity_rates(truth_pvalues, counts, n_runs=len(tables), alpha=level, names=reference.names)
     return Fidelity(
@@ -167,7 +167,7 @@ def fidelity_rates(
     """
     p, found = _square(pvalues, "pvalues"), np.abs(_square(counts, "counts"))
     labels = _labels(pvalues, names, len(p))
-    different = _differs(p, _level(alpha), labels, known or {})
+    different = _differs(p, check_level(alpha), labels, known or {})
     upper = np.triu_indices(len(p), 1)
     _check_counts(found, upper, n_runs, len(p))
     in_truth, times = different[upper], found[upper]
@@ -213,14 +213,8 @@ def _like(truth: BlockTable, run: BlockTable, place: int) -> Floats:
     return run.values[np.ix_(rows, columns)]
 
 
-def _level(alpha: float) -> float:
-    if not 0 < alpha < 1:
-        raise OodometerError(f"alpha: a level between 0 and 1 was needed, {alpha} was found.")
-    return alpha
-
-
 def _square(matrix: ArrayLike, name: str) -> Floats:
-    values = np.asarray(matrix, dtype=np.float64)
+    values = read_numbers(matrix, name)
     if values.ndim != 2 or values.shape[0] != values.shape[1] or len(values) < 2:
         raise OodometerError(f"{name}: a square matrix (methods × methods) was needed, {values.shape} was found.")
     if not np.array_equal(np.abs(values), np.abs(values.T), equal_nan=True):

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from oodometer.errors import OodometerError
-from oodometer.stats.blocks import Floats
+from oodometer.stats.blocks import Floats, read_numbers
 from oodometer.stats.ranks import mid_ranks
 
 ZeroMethod = Literal["wilcox", "pratt", "zsplit"]
 Method = Literal["auto", "exact", "normal"]
-_EXACT_PAIRS = 50
-"""Up to so many differences `auto` counts the subsets; beyond, the normal approximation is as good."""
+_EXACT_PAIRS, _EXACT_TIED_PAIRS = 50, 13
+"""Up to so many pairs `auto` counts the signs: without ties and zeros, and with them (the bounds of SciPy ≥ 1.15)."""
 _EXACT_SMALLER, _EXACT_LARGER = 8, 500
 """Sample sizes up to which `auto` counts the arrangements of two samples."""
 
@@ -57,25 +57,26 @@ def wilcoxon(x: ArrayLike, y: ArrayLike, *, zero_method: ZeroMethod = "wilcox", 
     """Wilcoxon's signed-rank test, two-sided.
 
     `zero_method`: zero differences are removed first ("wilcox"), ranked and then dropped ("pratt"), or ranked and
-    split between the signs ("zsplit"). Exact needs differences without ties and zeros; the normal approximation
-    has no continuity correction. Samples that agree everywhere have p = 1.
+    split between the signs ("zsplit"). `method="auto"` is exact up to 50 pairs, with ties or zeros up to 13 (then
+    given the ties), and otherwise the normal approximation, without continuity correction. Samples that agree
+    everywhere have p = 1.
     """
     _one_of("zero_method", zero_method, ("wilcox", "pratt", "zsplit"))
     _one_of("method", method, ("auto", "exact", "normal"))
     x, y = paired_samples(x, y)
     d = x - y
     n_zero = int((d == 0).sum())
+    limit = _EXACT_PAIRS if n_zero == 0 and len(np.unique(np.abs(d))) == len(d) else _EXACT_TIED_PAIRS
+    exact = method == "exact" or (method == "auto" and len(d) <= limit)
     if zero_method == "wilcox":
         d = d[d != 0]
     plus, minus = _signed_rank_sums(d, zero_method)
     w = min(plus, minus)
-    exact = _exact_is_right(d, method)
-    pvalue = signed_rank_pvalue(w, len(d)) if exact else _normal_signed_rank(w, d, zero_method)
     return PairedTest(
         test="Wilcoxon signed-rank",
         statistic=w,
-        pvalue=pvalue,
-        method=f"exact, zeros: {zero_method}" if exact else f"normal approximation, zeros: {zero_method}",
+        pvalue=_exact_signed_rank(d) if exact else _normal_signed_rank(w, d, zero_method),
+        method=f"{'exact' if exact else 'normal approximation'}, zeros: {zero_method}",
         n=len(d),
         n_zero=n_zero,
         mean_difference=float((x - y).mean()),
@@ -136,7 +137,7 @@ def looks_normal(x: ArrayLike, *, alpha: float = 0.05) -> bool:
 
 def signed_rank_pvalue(w: float, n: int) -> float:
     """2·P(W ≤ w) for n differences without ties and zeros, at most 1."""
-    return float(min(1.0, 2 * _signed_rank_cdf(n)[math.floor(w)]))
+    return float(min(1.0, 2 * _signs_cdf(tuple(range(1, n + 1)))[math.floor(w)]))
 
 
 def normal_signed_rank_pvalue(w: float, n: int) -> float:
@@ -145,14 +146,21 @@ def normal_signed_rank_pvalue(w: float, n: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _signed_rank_cdf(n: int) -> Floats:
-    """P(W⁺ ≤ w): the share of the subsets of {1 … n} whose sum is at most w, adding one element at a time."""
-    mass = np.zeros(n * (n + 1) // 2 + 1)
+def _signs_cdf(ranks: tuple[int, ...]) -> Floats:
+    """P(W⁺ ≤ w): the share of the subsets of the ranks whose sum is at most w, adding one rank at a time."""
+    mass = np.zeros(sum(ranks) + 1)
     mass[0] = 1.0
-    for element in range(1, n + 1):
+    for rank in ranks:
         mass *= 0.5
-        mass[element:] += mass[:-element].copy()
+        mass[rank:] += mass[:-rank].copy()
     return np.cumsum(mass)
+
+
+def _exact_signed_rank(d: Floats) -> float:
+    """2·P(W ≤ w) over all signs of the differences, their ranks as they are; doubled mid-ranks are integers."""
+    doubled = np.rint(2 * mid_ranks(np.abs(d))).astype(np.int64)
+    w = min(doubled[d > 0].sum(), doubled[d < 0].sum())
+    return float(min(1.0, 2 * _signs_cdf(tuple(sorted(doubled[d != 0].tolist())))[w]))
 
 
 def _signed_rank_sums(d: Floats, zero_method: ZeroMethod) -> tuple[float, float]:
@@ -160,16 +168,6 @@ def _signed_rank_sums(d: Floats, zero_method: ZeroMethod) -> tuple[float, float]
     plus, minus = float(ranks[d > 0].sum()), float(ranks[d < 0].sum())
     half = float(ranks[d == 0].sum()) / 2 if zero_method == "zsplit" else 0.0
     return plus + half, minus + half
-
-
-def _exact_is_right(d: Floats, method: Method) -> bool:
-    distinct = bool((d != 0).all()) and len(np.unique(np.abs(d))) == len(d)
-    if method == "exact" and not distinct:
-        raise OodometerError(
-            "wilcoxon: the exact distribution needs differences without ties and zeros; use method='normal', "
-            "or method='auto' to choose by itself."
-        )
-    return method == "exact" or (method == "auto" and distinct and len(d) <= _EXACT_PAIRS)
 
 
 def _normal_signed_rank(w: float, d: Floats, zero_method: ZeroMethod) -> float:
@@ -274,10 +272,7 @@ def paired_samples(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def _sample(values: ArrayLike, name: str) -> Floats:
-    try:
-        sample = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise OodometerError(f"{name}: numbers were needed: {error}.") from error
+    sample = read_numbers(values, name)
     if sample.ndim != 1 or sample.size == 0 or not np.isfinite(sample).all():
         found = f"shape {sample.shape}" if sample.ndim != 1 or sample.size == 0 else "NaN or infinity"
         raise OodometerError(f"{name}: at least one finite number in one dimension was needed, {found} was found.")

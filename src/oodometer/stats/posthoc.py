@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from oodometer.errors import OodometerError, OodometerWarning
-from oodometer.stats.blocks import Floats, Missing, Table
+from oodometer.stats.blocks import Floats, Missing, Table, read_numbers
 from oodometer.stats.paired import LABELS, named_test
 from oodometer.stats.ranks import Friedman, RankSums, friedman_of, rank_sums
 
@@ -271,7 +271,7 @@ def adjusted(matrix: Floats, adjust: Adjust) -> Floats:
 
 
 def _pvalues(pvalues: ArrayLike) -> Floats:
-    p = np.asarray(pvalues, dtype=np.float64)
+    p = read_numbers(pvalues, "p-values")
     if p.ndim != 1 or not ((p >= 0) & (p <= 1)).all():
         raise OodometerError("p-values: numbers from 0 to 1 in one dimension were needed. NaN has no place in a rank.")
     return p

@@ -128,10 +128,10 @@ class Friedman:
         return self.omnibus_pvalue < alpha
 
     def to_pandas(self) -> pd.Series[float]:
-        """The average ranks, best first."""
+        """The average ranks by method, in the order of the table, which that of a matrix of p-values is too."""
         import pandas as pd
 
-        return pd.Series(self.average_ranks, index=list(self.names), name="average rank").sort_values(kind="stable")
+        return pd.Series(self.average_ranks, index=list(self.names), name="average rank")
 
     def __str__(self) -> str:
         return (

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from oodometer.errors import OodometerError
-from oodometer.stats.blocks import Floats
+from oodometer.stats.blocks import Floats, read_numbers
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def benchmark_truth(values: ArrayLike, *, tol: float | None = None, window: int 
 
     Stop rule: the running means of the last `window` repetitions lie within `tol` of the present one, in every cell.
     """
-    x = np.asarray(values, dtype=np.float64)
+    x = read_numbers(values, "benchmark_truth")
     if x.ndim < 1 or len(x) < 2 or not np.isfinite(x).all():
         raise OodometerError(
             f"benchmark_truth: at least 2 repetitions of finite values were needed, shape {x.shape} was found"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from oodometer.errors import OodometerError, OodometerWarning
+from oodometer.stats.blocks import read_numbers
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def variance_split(values: ArrayLike) -> VarianceSplit:
 
     Method of moments in the crossed random-effects model; a negative component is set to zero and said.
     """
-    x = np.asarray(values, dtype=np.float64)
+    x = read_numbers(values, "variance_split")
     if x.ndim != 2 or min(x.shape) < 2 or not np.isfinite(x).all():
         raise OodometerError(
             f"variance_split: finite values[seed, sample] with at least 2 of each were needed, shape {x.shape} "
