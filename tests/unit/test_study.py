@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -499,6 +500,71 @@ def test_from_init_to_results(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(Results.open(folder / "out").to_pandas()) == 2 * 3 * 10
     assert cli.main(["run", "mine.toml", "--out", "out", "--set", "split.folds=2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": "out", "failed": [], "warnings": []}
+
+
+def test_init_writes_paths_from_the_files_folder_and_the_trainer_that_the_banks_allow(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Bank.open(folder / "id").select(["features", "labels"]).with_head(None).save(folder / "plain")
+    assert cli.main(["init", "studies/mine.toml", "--id", "plain", "--ood", "far"]) == 0
+    spec = Study.from_toml(folder / "studies" / "mine.toml").spec
+    assert (spec.name, spec.trainer.name, spec.split.repeats) == ("mine", "probe", None)
+    assert Path(spec.data.id.bank).resolve() == folder / "plain"
+    assert Path(spec.data.ood["far"].bank).resolve() == folder / "far"
+    assert cli.main(["init", "own.toml", "--id", "id", "--ood", str(folder / "far")]) == 0
+    assert not capsys.readouterr().err
+    spec = Study.from_toml(folder / "own.toml").spec
+    assert (spec.trainer.name, spec.data.ood["far"].bank) == ("frozen", str(folder / "far"))
+    assert cli.main(["init", "later.toml", "--id", "idd"]) == 0
+    assert "note: idd: no such file or folder; did you mean 'id'?" in capsys.readouterr().err
+
+
+def test_a_holdout_of_a_file_from_init_has_100_repetitions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["init", "mine.toml", "--id", "id", "--ood", "far"])
+    assert cli.main(["run", "mine.toml", "--dry-run", "--n-jobs", "-1", "--set", "split.kind=repeated-holdout"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    # A classifier, and 3 detectors on the ID rows and on the OOD set.
+    assert "100 folds × 1 OOD sets, without exposure: 700 of 700 cells to compute" in told
+    assert told.endswith("(rough)")
+
+
+def test_a_wide_summary_is_cut_to_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    far = Bank.open(folder / "far")
+    for place in range(6):
+        far.with_columns(features=far.features + np.float32(place)).save(folder / f"a-rather-far-set-{place}")
+    sets = [f"a-rather-far-set-{place}" for place in range(6)]
+    cli.main(["init", "mine.toml", "--id", "id", "--ood", *sets])
+    told = ["trainer=probe", 'exposure=["without","with"]', 'metrics=["tpr5"]', 'detectors=["msp"]', "split.folds=2"]
+    capsys.readouterr()
+    assert cli.main(["run", "mine.toml", "--out", "out", "--set", *told]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    parts = [place for place, line in enumerate(lines) if line.startswith("tpr5")]
+    assert lines[0] == "without exposure"
+    assert [lines[place].split()[1:] for place in parts] == 2 * [sets[:3], sets[3:]]
+    means = Results.open(folder / "out").summary().set_index(["exposure", "ood"])["mean"]
+    shown = [float(text) for place in parts for text in lines[place + 1].split()[1::3]]
+    assert shown == [round(means[exposure, name], 4) for exposure in ("without", "with") for name in sets]
+
+
+def test_what_a_run_cost_goes_on_with_it(data: dict[str, Any], tmp_path: Path) -> None:
+    def timings(repeats: int, **options: Any) -> dict[str, float]:
+        study = make(data, "msp", "mds", trainer="probe", split={"folds": 3, "repeats": repeats})
+        return run(study, tmp_path / "out", **options).facts["timings"]
+
+    start = time.process_time()
+    first = timings(1)
+    assert 0 < first["cpu"] < time.process_time() - start
+    # Every fold: a classifier, and 2 detectors on the ID rows and 2 OOD sets.
+    assert (first["computed"], first["kept"]) == (21, 21)
+    again = timings(1)
+    assert (again["computed"], again["kept"]) == (21, 21)
+    assert first["cpu"] <= again["cpu"] < 1.5 * first["cpu"]
+    more = timings(2, n_jobs=2)
+    assert (more["computed"], more["kept"]) == (42, 42)
+    assert more["cpu"] > again["cpu"]
+    (tmp_path / "out" / "run.json").unlink()  # as after a kill: what was spent before is not known
+    assert (timings(2)["computed"], timings(2)["kept"]) == (0, 42)
 
 
 def test_failed_cells_end_with_1_and_mistakes_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.text import Text
 
 from oodometer.cli import OK, _terminal
 from oodometer.errors import OodometerError
 
 ABOUT = """
-Writes a study file with every setting explained. Banks that are named go into it;
-`oodometer run` takes it from there.
+Writes a study file with every setting explained. Banks that are named go into it, with
+the trainer that they allow; `oodometer run` takes it from there.
 
 example:
   oodometer init study.toml --id cifar10.npz --ood svhn=svhn.npz textures.npz
@@ -28,7 +31,7 @@ class Options:
 
     study: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STUDY.toml]")] = Path("study.toml")
     """The file to write."""
-    id: Annotated[str, tyro.conf.arg(metavar="BANK")] = "banks/id"
+    id: Annotated[str, tyro.conf.arg(metavar="BANK")] = ""
     """The in-distribution bank."""
     ood: Annotated[_terminal.Many, tyro.conf.arg(metavar="[NAME=]BANK …")] = field(default_factory=list)
     """Out-of-distribution banks."""
@@ -41,9 +44,13 @@ def main(arguments: list[str]) -> int:
     options = _terminal.parse(Options, arguments, command="init", about=ABOUT)
     if options.study.exists() and not options.overwrite:
         raise OodometerError(f"{options.study} exists: choose another name, or pass --overwrite")
-    ood = dict(map(_named, _terminal.flat(options.ood) or ["ood=banks/ood"]))
+    given = [options.id] if options.id else []
+    ood = dict(map(_named, _terminal.flat(options.ood)))
+    with_logits = [_has_logits(bank) for bank in (*given, *ood.values())]
+    here = {name: _from(options.study.parent, path) for name, path in ood.items()} or {"ood": "banks/ood"}
+    inside = _from(options.study.parent, options.id) if options.id else "banks/id"
     with _terminal.replacing(options.study) as partial:
-        partial.write_text(study_file(options.study.stem, options.id, ood), encoding="utf-8")
+        partial.write_text(study_file(options.study.stem, inside, here, frozen=all(with_logits)), encoding="utf-8")
     print(options.study)
     return OK
 
@@ -53,10 +60,29 @@ def _named(text: str) -> tuple[str, str]:
     return (name, path) if equals else (Path(text).stem, text)
 
 
-def study_file(name: str, inside: str, ood: dict[str, str]) -> str:
-    """The text of a study file."""
+def _from(folder: Path, path: str) -> str:
+    """A path as the study file needs it: from its own folder, where that is not the present one."""
+    return path if Path(path).is_absolute() else Path(os.path.relpath(path, folder)).as_posix()
+
+
+def _has_logits(path: str) -> bool:
+    """Whether a bank comes with a classifier; one that cannot be read (yet) is told of and believed to."""
+    from oodometer.readers import read_bank
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return "logits" in read_bank(path)
+    except OodometerError as error:
+        _terminal.log().print(Text(f"note: {error}"), soft_wrap=True)
+        return True
+
+
+def study_file(name: str, inside: str, ood: dict[str, str], *, frozen: bool = True) -> str:
+    """The text of a study file; `frozen`: the banks have logits of their own."""
     tables = "\n".join(_TABLE.format(name=json.dumps(key), bank=json.dumps(bank)) for key, bank in ood.items())
-    return _TEXT.format(name=json.dumps(name), bank=json.dumps(inside), tables=tables)
+    trainer = _FROZEN if frozen else _PROBE
+    return _TEXT.format(name=json.dumps(name), bank=json.dumps(inside), tables=tables, trainer=trainer)
 
 
 _TABLE = """\
@@ -107,12 +133,20 @@ bank = {bank}
 [split]
 kind = "dual"                # or hierarchical, repeated-holdout (the benchmark truth), holdout (data.id.test)
 folds = 5
-repeats = 1                  # cross-validations with seeds seed, seed + 1, …
+# repeats = 10               # cross-validations with seeds seed, seed + 1, … (1); or repetitions of a holdout (100)
 validation = 0.1             # share of the ID training rows for parameters, scales and thresholds
 
 [tune]
 rule = "augrc"               # ID rows only; or nested, leave-one-out, auroc (see data.ood_val)
 
 [trainer]
+{trainer}# hidden = 128               # probe: one layer of so many ReLUs in front of the head
+"""
+
+_FROZEN = """\
 name = "frozen"              # the bank's own logits; or probe: a classifier trained on each fold's features
+"""
+
+_PROBE = """\
+name = "probe"               # a classifier trained on each fold's features; or frozen: the bank's own logits
 """

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,6 +17,10 @@ from rich.text import Text
 
 from oodometer.cli import FAILED, INTERRUPTED, OK, _terminal
 from oodometer.errors import OodometerError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
 
 ABOUT = """
 Runs a study: every detector on every fold and data set, as its study file says
@@ -131,19 +136,39 @@ def _summary(results: Any) -> None:
         raise OodometerError(f"{results.folder}: every cell failed; run.json has the errors")
     metric = rows["metric"].iloc[0]
     found = results.summary().query("metric == @metric")
-    method = found["detector"].where(found["variant"] == "", found["detector"] + " " + found["variant"])
-    several = found["exposure"].nunique() > 1
-    column = found["ood"] + (" " + found["exposure"] if several else "")
-    wide = found.assign(method=method, column=column).pivot(index="method", columns="column")
-    table = _terminal.plain_table()
-    table.add_column(f"{metric}")
-    order = list(dict.fromkeys(column))
-    for name in order:
-        table.add_column(name, justify="right")
-    for name in dict.fromkeys(method):
-        cells = [_cell(wide["mean"][one].get(name), wide["std"][one].get(name)) for one in order]
-        table.add_row(name, *cells)
-    _terminal.show(table, Text(), Text(f"{results.folder}: {len(rows):,} values of {rows['metric'].nunique()} metrics"))
+    found = found.assign(
+        method=found["detector"].where(found["variant"] == "", found["detector"] + " " + found["variant"])
+    )
+    exposures = list(dict.fromkeys(found["exposure"]))
+    shown: list[Any] = []
+    for exposure in exposures:
+        title = [Text(f"{exposure} exposure", "bold")] if len(exposures) > 1 else []
+        tables = _means(found[found["exposure"] == exposure], metric, _terminal.log().width)
+        shown += [*title, *(part for table in tables for part in (table, Text()))]
+    _terminal.show(*shown, Text(f"{results.folder}: {len(rows):,} values of {rows['metric'].nunique()} metrics"))
+
+
+def _means(found: pd.DataFrame, metric: str, room: int) -> Iterator[Table]:
+    """Methods × OOD sets, in as many tables as the terminal's width asks for."""
+    methods, names = (list(dict.fromkeys(found[column])) for column in ("method", "ood"))
+    values = found.set_index(["ood", "method"])[["mean", "std"]].T.to_dict("list")
+    cells = {name: [_cell(*values.get((name, method), (math.nan, math.nan))) for method in methods] for name in names}
+    free = room - max(map(len, (metric, *methods))) - GAP
+    widths = [max(map(len, (name, *cells[name]))) + GAP for name in names]
+    while names:
+        fitting = max(sum(reach <= free for reach in accumulate(widths)), 1)
+        table = _terminal.plain_table()
+        table.add_column(metric)
+        for name in names[:fitting]:
+            table.add_column(name, justify="right")
+        for place, method in enumerate(methods):
+            table.add_row(method, *(cells[name][place] for name in names[:fitting]))
+        yield table
+        names, widths = names[fitting:], widths[fitting:]
+
+
+GAP = 2
+"""Blanks between two columns."""
 
 
 def _cell(mean: float, std: float) -> str:
@@ -153,6 +178,8 @@ def _cell(mean: float, std: float) -> str:
 
 
 def _preview(study: Any, out: Path, options: Options) -> None:
+    import joblib
+
     from oodometer.results import Store
     from oodometer.study import preview
 
@@ -164,13 +191,16 @@ def _preview(study: Any, out: Path, options: Options) -> None:
     table = _terminal.plain_table()
     for title in ("method", "parameters", "cells", "finished", "expected"):
         table.add_column(title, justify="left" if title in ("method", "parameters") else "right")
-    for line in lines:
-        table.add_row(line.method, line.params, str(line.cells), str(line.finished), _duration(line.seconds))
+    trained = not plan.spec.own_head
+    for place, line in enumerate(lines):
+        expected = "–" if trained and place == 0 else _duration(line.seconds)
+        table.add_row(line.method, line.params, str(line.cells), str(line.finished), expected)
     cells, done = sum(line.cells for line in lines), sum(line.finished for line in lines)
-    seconds = sum(line.seconds for line in lines) / max(options.n_jobs, 1)
+    seconds = sum(line.seconds for line in lines) / joblib.effective_n_jobs(options.n_jobs)
     about = (
-        f"{len(plan.rows)} folds × {len(plan.spec.exposure)} × {len(plan.data.ood)} OOD sets: {cells - done:,} of "
-        f"{cells:,} cells to compute, about {_duration(seconds)} (rough; training of classifiers not included)"
+        f"{len(plan.rows)} folds × {len(plan.data.ood)} OOD sets, {' and '.join(plan.spec.exposure)} exposure: "
+        f"{cells - done:,} of {cells:,} cells to compute, about {_duration(seconds)} (rough"
+        f"{'; training of classifiers not included' if trained else ''})"
     )
     _terminal.show(table, Text(), Text(about))
 

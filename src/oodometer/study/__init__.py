@@ -21,7 +21,7 @@ from oodometer.study.pending import Line, is_finished, preview
 from oodometer.study.plan import Options, Plan, make_plan
 from oodometer.study.rows import deal, n_repeats
 from oodometer.study.spec import Spec, convert, read_toml, with_settings
-from oodometer.study.tables import publish, run_facts
+from oodometer.study.tables import publish, run_facts, spent_in
 from oodometer.study.work import Worker
 
 __all__ = ["Line", "Plan", "Progress", "Study", "preview", "run"]
@@ -110,10 +110,12 @@ def run(
         start = time.perf_counter()
         store = Store(folder / "cells")
         said += _mended(store, folder)
+        there = len(store.keys())
         share = _Share(progress, total_work(plan))
-        said += _compute(plan, store, n_jobs, share)
-        computed = time.perf_counter()
-        facts = run_facts(plan, " ".join(sys.argv), said, {"cells": computed - start})
+        heard, cpu = _compute(plan, store, n_jobs, share)
+        kept = len(store.keys())
+        timings = {"cells": time.perf_counter() - start, **spent_in(folder, cpu, kept - there), "kept": kept}
+        facts = run_facts(plan, " ".join(sys.argv), said + heard, timings)
         publish(plan, store, folder, facts, lambda: share("measuring", 0.0))
         share.done()
     results = Results(folder)
@@ -178,22 +180,28 @@ class _Share:
 # ---------------------------------------------------------------------------------------------- workers
 
 
-def _compute(plan: Plan, store: Store, n_jobs: int, share: _Share) -> list[str]:
-    """All missing cells; what was warned of."""
+Done = tuple[list[tuple[str, float]], list[str], float]
+"""What a worker process tells of a fold: its share of the work, what was warned of, and its CPU-seconds."""
+
+
+def _compute(plan: Plan, store: Store, n_jobs: int, share: _Share) -> tuple[list[str], float]:
+    """All missing cells; what was warned of, and the CPU-seconds of all processes."""
     if n_jobs == 1:
+        start = time.process_time()
         worker = Worker(plan, store, share)
         for rows in plan.rows:
             worker.do(rows)
-        return worker.said
-    said = []
-    for ticks, heard in _in_processes(plan, store, n_jobs):
+        return worker.said, time.process_time() - start
+    said, total = [], 0.0
+    for ticks, heard, cpu in _in_processes(plan, store, n_jobs):
         said += heard
+        total += cpu
         for what, work in ticks:
             share(what, work)
-    return said
+    return said, total
 
 
-def _in_processes(plan: Plan, store: Store, n_jobs: int) -> Iterator[tuple[list[tuple[str, float]], list[str]]]:
+def _in_processes(plan: Plan, store: Store, n_jobs: int) -> Iterator[Done]:
     """A job a fold, through joblib: its backends (loky, Dask, Ray) say where."""
     from joblib import Parallel, delayed
 
@@ -211,8 +219,9 @@ _workers: dict[str, Worker] = {}
 """In a worker process: the plan it works on, so that folds share what is derived from their pieces."""
 
 
-def _do_fold(plan: Plan, store: Store, place: int, run_pid: int) -> tuple[list[tuple[str, float]], list[str]]:
+def _do_fold(plan: Plan, store: Store, place: int, run_pid: int) -> Done:
     """One fold, in a worker process."""
+    start = time.process_time()
     if plan.digest not in _workers:
         _end_with(run_pid)
         _workers.clear()
@@ -221,7 +230,7 @@ def _do_fold(plan: Plan, store: Store, place: int, run_pid: int) -> tuple[list[t
     ticks: list[tuple[str, float]] = []
     worker.tick, worker.said = lambda what, work: ticks.append((what, work)), []
     worker.do(worker.plan.rows[place])
-    return ticks, worker.said
+    return ticks, worker.said, time.process_time() - start
 
 
 def _end_with(run_pid: int) -> None:

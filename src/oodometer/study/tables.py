@@ -181,6 +181,19 @@ def run_facts(plan: Plan, command: str, said: list[str], timings: dict[str, floa
     }
 
 
+def spent_in(folder: Path, cpu: float, computed: int) -> dict[str, float]:
+    """CPU-seconds of this run and of the finished ones before it in the folder, and how many cells they computed.
+
+    What a killed run had spent is not known; fewer cells are then computed than kept.
+    """
+    try:
+        before = json.loads((folder / "run.json").read_text())["timings"]
+        cpu, computed = cpu + before["cpu"], computed + before["computed"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # the first run here, or facts that lack it
+    return {"cpu": cpu, "computed": computed}
+
+
 def _described(value: Any) -> Any:
     if isinstance(value, Bank):
         return f"Bank {value.fingerprint}"
