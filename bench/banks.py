@@ -30,6 +30,11 @@ SIZES = {
 _BLOCK = 10_000
 
 
+def subspace(width: int) -> int:
+    """The dimension of subspace methods: 256, as peers set it, or half of narrower features."""
+    return min(256, width // 2)
+
+
 def write(size: Size, folder: Path) -> None:
     """Draw a bank in blocks: the same seed gives the same files."""
     rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from scipy.stats import weibull_min
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.metrics import pairwise_distances_argmin_min
 
-from bench.banks import Arrays
+from bench.banks import Arrays, subspace
 
 BATCH = 200
 Scores = np.ndarray
@@ -131,7 +131,7 @@ def _null_space(data: Arrays, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 @peer("vim")
 def vim(data: Arrays) -> Scores:
-    u, null = _null_space(data, 256)
+    u, null = _null_space(data, subspace(data.train.shape[1]))
     alpha = (data.train @ data.W.T + data.b).max(1).mean() / np.linalg.norm((data.train - u) @ null, axis=1).mean()
 
     def one(h: np.ndarray) -> np.ndarray:
@@ -143,7 +143,7 @@ def vim(data: Arrays) -> Scores:
 
 @peer("residual")
 def residual(data: Arrays) -> Scores:
-    u, null = _null_space(data, 256)
+    u, null = _null_space(data, subspace(data.train.shape[1]))
     return np.concatenate([np.linalg.norm((h.numpy() - u) @ null, axis=1) for (h,) in _batches(data.test)])
 
 

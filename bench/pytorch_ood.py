@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.banks import Arrays
+from bench.banks import Arrays, subspace
 
 Scores = np.ndarray
 
@@ -93,7 +93,7 @@ def _fitted_logits(make: Callable[[Any], Any]) -> Callable[[Any, Arrays], Scores
 
 
 def _vim(d: Any, data: Arrays) -> Any:
-    return d.ViM(None, 256, torch.from_numpy(data.W), torch.from_numpy(data.b))
+    return d.ViM(None, subspace(data.train.shape[1]), torch.from_numpy(data.W), torch.from_numpy(data.b))
 
 
 PEERS: dict[str, Callable[[Any, Arrays], Scores]] = {

@@ -17,22 +17,25 @@ from oodometer import Bank, create
 
 FOLDS = 5
 OOD_SETS = 11
-SETTINGS: dict[str, list[dict[str, object]]] = {
-    "msp": [{}],
-    "energy": [{}],
-    "gen": [{"gamma": gamma} for gamma in (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)],
-    "knn": [{"k": k} for k in (50, 100, 200, 500, 1000)],
-    "mds": [{}],
-    "rmds": [{}],
-    "vim": [{"dim": 128}, {"dim": 256}],
-    "react": [{"percentile": percentile} for percentile in (85, 90, 95, 99)],
-}
+METHODS = ("msp", "energy", "gen", "knn", "mds", "rmds", "vim", "react")
 GOALS = {"all": 20.0, "without k-NN": 50.0}
+
+
+def settings(method: str, width: int) -> list[dict[str, object]]:
+    """The parameter sets of a method, for features of some width."""
+    searched: dict[str, list[dict[str, object]]] = {
+        "gen": [{"gamma": gamma} for gamma in (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)],
+        "knn": [{"k": k} for k in (50, 100, 200, 500, 1000)],
+        "vim": [{"dim": banks.subspace(width) // 2}, {"dim": banks.subspace(width)}],
+        "react": [{"percentile": percentile} for percentile in (85, 90, 95, 99)],
+    }
+    return searched.get(method, [{}])
 
 
 def shared(data: banks.Arrays, methods: list[str]) -> Callable[[], object]:
     """Every setting on every fold, ID test rows and every OOD set scored."""
     train, test = data.banks
+    width = data.train.shape[1]
     cuts = np.array_split(np.arange(len(train)), FOLDS)
     parts = [train.rows(slice(int(cut[0]), int(cut[-1]) + 1)) for cut in cuts]
     edges = np.linspace(0, len(test), OOD_SETS + 1).astype(int)
@@ -42,7 +45,7 @@ def shared(data: banks.Arrays, methods: list[str]) -> Callable[[], object]:
         for fold in range(FOLDS):
             rest = Bank.concat([part for place, part in enumerate(parts) if place != fold])
             for method in methods:
-                for params in SETTINGS[method]:
+                for params in settings(method, width):
                     detector = create(method, **params).fit(rest)
                     for bank in (parts[fold], *ood):
                         detector.score(bank)
@@ -53,16 +56,17 @@ def shared(data: banks.Arrays, methods: list[str]) -> Callable[[], object]:
 def report(folder: Path) -> None:
     """Print both ways' CPU-seconds: ours measured whole, a peer's measured once a method and multiplied."""
     table = Table("dual CV, 5 folds, 11 OOD sets", "peers' way s", "shared s", "ratio", "goal")
+    width = np.load(folder / "W.npy").shape[1]
     with tempfile.TemporaryDirectory() as place:
         _write_fold(folder, Path(place))
-        peers = {method: in_own_process("openood", method, place, "1000000") for method in SETTINGS}
-    for name, methods in {"all": list(SETTINGS), "without k-NN": [m for m in SETTINGS if m != "knn"]}.items():
+        peers = {method: in_own_process("openood", method, place, "1000000") for method in METHODS}
+    for name, methods in {"all": list(METHODS), "without k-NN": [m for m in METHODS if m != "knn"]}.items():
         ours = in_own_process("shared", ",".join(methods), str(folder), "1000000")
         failed = [f"{m}: {peers[m]}" for m in methods if isinstance(peers[m], str)]
         if failed or isinstance(ours, str):
             table.note("; ".join([*failed, str(ours)]))
             continue
-        theirs = FOLDS * sum(len(SETTINGS[m]) * _cpu(peers[m]) for m in methods)
+        theirs = FOLDS * sum(len(settings(m, width)) * _cpu(peers[m]) for m in methods)
         table.row(name, f"{theirs:.0f}", f"{ours.cpu:.1f}", f"{theirs / ours.cpu:.0f}×", f"{GOALS[name]:g}×")
     table.note(f"peers' way: one fold of each method measured, times its settings, times {FOLDS} folds")
 

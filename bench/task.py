@@ -15,8 +15,6 @@ from oodometer import Bank, create
 SAME_WORK = {
     "knn": {"k": 50},
     "nnguide": {"k": 10, "alpha": 1.0},
-    "vim": {"dim": 256},
-    "residual": {"dim": 256},
     "gen": {"m": 100},
     "ash": {"variant": "s"},
 }
@@ -33,7 +31,8 @@ def work(side: str, method: str, data: banks.Arrays) -> Callable[[], object]:
     if side == "shared":
         return study.shared(data, method.split(","))
     train, test = data.banks
-    return lambda: create(method, **SAME_WORK.get(method, {})).fit(train, val=_first_rows(train)).score(test)
+    subspace = {"dim": banks.subspace(data.train.shape[1])} if method in ("vim", "residual") else {}
+    return lambda: create(method, **SAME_WORK.get(method, subspace)).fit(train, val=_first_rows(train)).score(test)
 
 
 def _first_rows(train: Bank) -> Bank:
