@@ -21,6 +21,7 @@ from oodometer.arrays import (
     Array,
     Ints,
     block_rows,
+    frozen,
     is_array,
     namespace,
     on_cpu,
@@ -47,7 +48,8 @@ class Head:
     def __post_init__(self) -> None:
         for name in ("weight", "bias"):
             value = getattr(self, name)
-            object.__setattr__(self, name, value if is_array(value) else np.asarray(value))
+            value = value if is_array(value) else np.asarray(value)
+            object.__setattr__(self, name, frozen(value) if isinstance(value, np.ndarray) else value)
         if self.weight.ndim != 2 or self.bias.shape != (self.weight.shape[0],):
             raise OodometerError(
                 "Head needs weight (classes, features) and bias (classes,); found weight "
@@ -202,14 +204,16 @@ class Bank:
     @property
     def xp(self) -> Any:
         """The array namespace of the columns."""
-        return namespace(self._sample())
+        return namespace(self.sample)
 
     @property
     def on_cpu(self) -> bool:
         """Whether the columns live in the host's memory."""
-        return on_cpu(self._sample())
+        return on_cpu(self.sample)
 
-    def _sample(self) -> Array:
+    @property
+    def sample(self) -> Array:
+        """One of the stored arrays: where the bank lives, and what its namespace is."""
         bank = self
         while bank._parts:
             bank = bank._parts[0]
@@ -296,6 +300,7 @@ class Bank:
                 part.head is not None and first.head is not None and not part.head.same_as(first.head)
             ):
                 raise OodometerError(f"Bank.concat: banks 0 and {place} have different heads (two networks?)")
+            check_same_extraction(f"Bank.concat: bank {place}", part, "bank 0", first)
         return first._joined(parts)
 
     @property
@@ -507,6 +512,39 @@ class Bank:
             raise OodometerError(f"{path}: bank.json says {facts['rows']} rows, the columns have {len(bank)}")
         bank._fingerprint = facts["fingerprint"]
         return bank
+
+
+# ---------------------------------------------------------------------------------------------- extraction
+
+COMPARED = ("weights", "preprocessing", "dtype", "amp")
+"""Of how banks were extracted, what has to be equal for their rows to be comparable."""
+
+
+def check_same_extraction(what: str, bank: Bank, other: str, reference: Bank | Mapping[str, Any] | None) -> None:
+    """Refuse a bank of another network or preprocessing; banks that do not say how they were made pass."""
+    known = reference.provenance.get("extraction") if isinstance(reference, Bank) else reference
+    found = bank.provenance.get("extraction")
+    if not isinstance(known, Mapping) or not isinstance(found, Mapping):
+        return
+    told = [name for name in COMPARED if name != "preprocessing" or (known.get(name) and found.get(name))]
+    different = differences({name: known.get(name) for name in told}, {name: found.get(name) for name in told})
+    if different:
+        raise OodometerError(
+            f"{what} was extracted differently from {other} ({', '.join(different)} differ): extract both with the "
+            "same network and preprocessing"
+        )
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
+    """Names of the entries in which two nested mappings differ."""
+    found = []
+    for name in sorted({*one, *other}):
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{path}{name}.")
+        elif a != b:
+            found.append(f"{path}{name}")
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- helpers

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from oodometer import derived
 from oodometer.arrays import Array, to_numpy
-from oodometer.bank import Bank, Head
+from oodometer.bank import Bank, Head, check_same_extraction
 from oodometer.errors import NotFiniteError, NotFittedError, OodometerError, OodometerWarning
 
 Cost = Literal["elementwise", "head", "classes", "subspace", "search"]
@@ -143,6 +143,8 @@ class Detector:
         for role, bank in (("train", train), ("val", val)):
             if bank is not None:
                 self._check_bank(bank, role, with_labels=role == "train" or self._fits_on_val(val))
+        if val is not None:
+            check_same_extraction(f"{self.card.name}: the val bank", val, "the training bank", train)
         self._remember(train)
         self._fit_on(train, val)
         self._fitted = True
@@ -161,6 +163,8 @@ class Detector:
         if self.is_fitted_needed and not self.is_fitted:
             raise NotFittedError(f"{self.card.name} is not fitted: call fit(train_bank) first")
         self._check_bank(bank, "score", with_labels=False)
+        known: Mapping[str, Any] | None = getattr(self, "extraction_", None)
+        check_same_extraction(f"{self.card.name}: this bank", bank, "the training bank", known)
         bank = self._with_known_head(bank)
         scores = self._score_all(bank)
         if not np.isfinite(scores).all():
@@ -207,6 +211,9 @@ class Detector:
 
     def _remember(self, train: Bank) -> None:
         self.head_: Head | None = train.head
+        extraction: Mapping[str, Any] | None = train.provenance.get("extraction")
+        if extraction is not None:
+            self.extraction_ = extraction
         names = (name for name in train.columns if name != "labels")
         self.shapes_ = {name: train.row_shape(name) for name in names}
 

@@ -151,6 +151,9 @@ def choose(outputs: Outputs, head: str | None, width: int | None) -> tuple[dict[
     names = [one.module for one in seen]
     if head in names:
         seen = seen[: names.index(head)]
+    # Of a module that runs several times, later batches keep the last output.
+    last = {one.module: one for one in outputs.seen}
+    seen = [one for one in seen if one is last[one.module]]
     maps = [one for one in seen if math.prod(one.positions) > 1]
     if maps:
         chosen = _blocks(maps) or _shrinking(_last_of_each(_outside_blocks(maps), lambda one: one.positions))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oodometer.bank import Bank, Head, file_entry
+from oodometer.bank import Bank, Head, differences, file_entry
 from oodometer.errors import OodometerError
 
 PROGRESS, LOG = "progress.json", "extraction.json"
@@ -150,18 +150,6 @@ def finished(folder: Path, key: Mapping[str, Any]) -> Bank | None:
             "overwrite=True (--overwrite)"
         )
     return bank
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
-    """Names of the entries in which two nested mappings differ."""
-    found = []
-    for name in sorted({*one, *other}):
-        a, b = one.get(name), other.get(name)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{path}{name}.")
-        elif a != b:
-            found.append(f"{path}{name}")
-    return found
 
 
 def _safe(name: str) -> str:
