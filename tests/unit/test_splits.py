@@ -291,7 +291,6 @@ def test_the_hierarchy_may_be_deeper_than_the_classes():
     """Stratified by the deepest level, trained on the middle one."""
     hierarchy = tree(2, 4, 3, rows=5)
     id_side, ood_side = split_by(hierarchy, "l1", {"1:000", "1:001", "1:004", "1:005"})
-    folds = HierarchicalDualKFold(5, level="l1").split(id_side, ood_side) if False else None
     folds = HierarchicalDualKFold(4, level="l1").split(id_side, ood_side)
     for fold in folds:
         assert len(set(id_side["l2"][fold.id_test])) == 12
@@ -368,6 +367,11 @@ def test_a_class_with_fewer_rows_than_folds_warns_and_is_spread():
     with pytest.warns(OodometerWarning, match=r"1 ID classes have fewer rows than the 5 folds.*: 1\."):
         folds = DualKFold(5).split(labels, range(5))
     assert sorted((labels[fold.id_test] == 1).sum() for fold in folds) == [0, 0, 1, 1, 1]
+
+
+def test_fewer_id_rows_than_folds_is_an_error():
+    with pytest.raises(OodometerError, match=r"id_hierarchy: 3 folds need at least 3 ID rows.*found 2"):
+        HierarchicalDualKFold(3, level="c").split({"c": ["x", "x"]}, {"c": ["u", "v", "w"]})
 
 
 @pytest.mark.filterwarnings("ignore::oodometer.errors.OodometerWarning")

@@ -132,6 +132,7 @@ class HierarchicalDualKFold:
         id_side, id_order = build_side(id_names, id_levels, "id_names")
         ood_side, _ = build_side(ood_names, ood_levels, "ood_names")
         deepest = list(id_levels.values())[-1]
+        _check_enough(len(deepest), self.n_splits, "id_hierarchy", "ID rows")
         groups = read_groups(id_groups, len(deepest), self.n_splits, "id_groups")
         rank = depth_first(parent_of, len(deepest.classes))
         # Algorithm 3, line 1
