@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from oodometer.stats import fidelity
+
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 
@@ -100,3 +102,57 @@ def test_fashion_vs_letters_on_real_images():
     # Exposure to other classes of the same sets makes the softmax notice them.
     assert all(scores["msp"][exposed] > scores["msp"][exposed - 2] + 0.05 for exposed in (2, 3))
     assert min(scores["msp"][2:]) > 0.9
+
+
+def test_dcv_rood_fidelity_on_made_up_images(tmp_path):
+    for seed, (name, classes) in enumerate(
+        {"fashion_mnist": 10, "mnist": 10, "kmnist_test": 10, "chars74k_fnt_28": 16, "omniglot_small_28": 16}.items()
+    ):
+        made = images(seed, 640, classes, shift=3 * seed)
+        part = {"fashion_mnist": "_train", "mnist": "_test", "kmnist_test": "_test"}.get(name, "")
+        np.savez(tmp_path / f"{name}.npz", **{f"{key}{part}": value for key, value in made.items()})
+    check_fidelity(run("dcv_rood_fidelity.py", "--data", tmp_path, "--out", tmp_path / "runs", "--quick"), tmp_path)
+    letters = pd.read_csv(tmp_path / "runs" / "cv" / "classifiers.csv").query("ood == 'letters'")
+    assert len(letters) == 2 * 5 * 2
+
+
+def test_dcv_rood_fidelity_without_data_says_what_is_missing(tmp_path):
+    np.savez(tmp_path / "mnist.npz", x_test=np.zeros(1))
+    assert run("dcv_rood_fidelity.py", "--data", tmp_path) == (
+        f"skipped: {tmp_path} has no fashion_mnist.npz, no kmnist_test.npz, no chars74k_fnt_28.npz, no "
+        "omniglot_small_28.npz\n"
+    )
+
+
+@pytest.mark.skipif(not (SHARED / "omniglot_small_28.npz").exists(), reason="the real images are not on this machine")
+def test_dcv_rood_fidelity_on_real_images(tmp_path):
+    check_fidelity(run("dcv_rood_fidelity.py", "--data", SHARED, "--out", tmp_path / "runs", "--quick"), tmp_path)
+    truth = pd.read_csv(tmp_path / "runs" / "truth" / "results.csv").query("metric == 'auroc'")
+    means = truth.groupby(["exposure", "detector"])["value"].mean()
+    # Exposure to other classes of the same sets makes the logits notice them.
+    assert means["with", "energy"] > means["without", "energy"] + 0.1
+
+
+def check_fidelity(out, folder):
+    """The printed rates are those of the two runs' tables; both runs have all methods and rows."""
+    metrics = ["tpr5", "auroc", "aupr_ood", "f1_max_ood", "acc90"]
+    tables = {name: pd.read_csv(folder / "runs" / name / "results.csv") for name in ("truth", "cv")}
+    for table, draws in ((tables["truth"], 3), (tables["cv"], 10)):
+        assert table["detector"].nunique() == 8
+        assert len(table) == draws * 8 * 8 * len(metrics)
+        assert not table["value"].isna().any()
+    parts = {
+        name: table.pivot_table(
+            index=["ood", "exposure"], columns=["metric", *repeat, "detector"], values="value", sort=False
+        )
+        for name, table, repeat in (("truth", tables["truth"], []), ("cv", tables["cv"], ["repeat"]))
+    }
+    lines = [line.split() for line in out.splitlines() if line.split(" ")[0] in metrics]
+    shown = iter([line for line in lines if len(line) == 7])
+    for alpha in (0.05, 0.1):
+        for metric in metrics:
+            runs = [parts["cv"][metric][repeat] for repeat in (0, 1)]
+            rates = fidelity(parts["truth"][metric], runs, alpha=alpha).rates
+            told = ["–" if np.isnan(rate) else f"{rate:.4f}" for rate in (rates.hit, rates.error)]
+            assert next(shown)[:6] == [metric, *told, str(rates.n_different), str(rates.n_alike), "3"]
+    assert "2 runs, 8 methods, 8 blocks." in out
