@@ -42,7 +42,7 @@ class Preprocessing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     std: tuple[float, ...] = ()
     interpolation: Interpolation = "bilinear"
     backend: Backend = "pillow"
-    """pillow resizes as PIL does; torch as antialiased tensors are (another result in the last bits of a pixel)."""
+    """pillow resizes as PIL does; torch as antialiased tensors are (a few grey levels apart)."""
 
     def __post_init__(self) -> None:
         for name in ("resize", "crop"):
