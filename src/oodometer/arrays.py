@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -61,18 +62,40 @@ def to_numpy(array: Array) -> npt.NDArray[Any]:
     return np.asarray(array)
 
 
+_SENT: dict[int, dict[tuple[type, str, str], Array]] = {}
+"""Copies of frozen values by the values' identity, then by kind of array, device and dtype; they go with the values."""
+
+
+def frozen(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same values, read-only: `like` converts and sends them once, not for every block of rows they meet."""
+    values = values.view()
+    values.flags.writeable = False
+    _SENT[id(values)] = {}
+    weakref.finalize(values, _SENT.pop, id(values))
+    return values
+
+
 def like(values: npt.ArrayLike, reference: Array) -> Array:
     """Small fitted values as an array of the reference's namespace, device and (floating) dtype."""
     values = np.asarray(values)
     dtype: Any = working_dtype(reference) if values.dtype.kind == "f" else values.dtype
-    values = values.astype(dtype, copy=False)
+    sent = _SENT.get(id(values))
+    if sent is None:
+        return _sent(values, dtype, reference)
+    place = (type(reference), str(getattr(reference, "device", "cpu")), dtype.name)
+    if place not in sent:
+        sent[place] = _sent(values, dtype, reference)
+    return sent[place]
+
+
+def _sent(values: npt.NDArray[Any], dtype: npt.DTypeLike, reference: Array) -> Array:
     if isinstance(reference, np.ndarray):
-        return values
-    xp = namespace(reference)
+        return values.astype(dtype, copy=False)
     from array_api_compat import device
 
-    # PyTorch cannot look at an array from its end, as eigenvectors in descending order are.
-    return xp.asarray(np.ascontiguousarray(values).reshape(values.shape), device=device(reference))
+    # PyTorch cannot look at an array from its end, as eigenvectors in descending order are, nor share a read-only one.
+    whole = np.ascontiguousarray(values.astype(dtype, copy=not values.flags.writeable)).reshape(values.shape)
+    return namespace(reference).asarray(whole, device=device(reference))
 
 
 def working_dtype(array: Array) -> np.dtype[Any]:
@@ -145,8 +168,8 @@ SUMMED_ROWS = 128
 """Rows summed in single precision before their sum is added in double: a copy in double costs seven times as much."""
 
 
-def column_sums(x: Array) -> npt.NDArray[np.float64]:
-    """Sum of all rows, in float64; finite if and only if every entry is."""
+def column_sums(x: Array) -> Array:
+    """Sum of all rows, in float64 and where the rows are; finite if and only if every entry is."""
     if isinstance(x, np.ndarray) and x.dtype == np.float32:
         whole = len(x) // SUMMED_ROWS * SUMMED_ROWS
         with np.errstate(over="ignore", invalid="ignore"):
@@ -156,7 +179,7 @@ def column_sums(x: Array) -> npt.NDArray[np.float64]:
             return np.asarray(sums)
     xp = namespace(x)
     with np.errstate(invalid="ignore"):
-        return np.asarray(to_numpy(xp.sum(x, axis=0, dtype=xp.float64)))
+        return xp.sum(x, axis=0, dtype=xp.float64)
 
 
 # ---------------------------------------------------------------------------------------------- rows
@@ -165,17 +188,24 @@ def column_sums(x: Array) -> npt.NDArray[np.float64]:
 def logsumexp(x: Array, xp: ModuleType) -> Array:
     """log Σ exp over the last axis, safe for any finite input."""
     top = xp.max(x, axis=-1, keepdims=True)
+    if hasattr(x, "softmax"):
+        # PyTorch's softmax is one pass over memory, and the largest one is 1 / Σ exp(x − max).
+        return top[..., 0] - xp.log(xp.max(x.softmax(-1), axis=-1))
     return xp.log(xp.sum(xp.exp(x - top), axis=-1)) + top[..., 0]
 
 
 def softmax(x: Array, xp: ModuleType) -> Array:
     """Softmax over the last axis, safe for any finite input."""
+    if hasattr(x, "softmax"):
+        return x.softmax(-1)
     e = xp.exp(x - xp.max(x, axis=-1, keepdims=True))
     return e / xp.sum(e, axis=-1, keepdims=True)
 
 
 def log_softmax(x: Array, xp: ModuleType) -> Array:
     """log softmax over the last axis, safe for any finite input."""
+    if hasattr(x, "log_softmax"):
+        return x.log_softmax(-1)
     x = x - xp.max(x, axis=-1, keepdims=True)
     return x - xp.log(xp.sum(xp.exp(x), axis=-1, keepdims=True))
 
@@ -184,7 +214,14 @@ def norms(x: Array, xp: ModuleType) -> Array:
     """Euclidean norm of each row."""
     if isinstance(x, np.ndarray):
         return np.sqrt(np.einsum("ij,ij->i", x, x))
-    return xp.sqrt(xp.sum(x * x, axis=-1))
+    return xp.linalg.vector_norm(x, axis=-1)
+
+
+def absolute_sums(x: Array, xp: ModuleType) -> Array:
+    """Sum of the absolute values of each row."""
+    if isinstance(x, np.ndarray):
+        return np.sum(np.abs(x), axis=-1)
+    return xp.linalg.vector_norm(x, axis=-1, ord=1)
 
 
 def row_products(x: Array, y: Array, xp: ModuleType) -> Array:
@@ -220,9 +257,18 @@ def top_values(x: Array, k: int, xp: ModuleType) -> Array:
         # One introselect then a short sort beats a full sort and torch.topk on CPUs.
         kept = np.partition(x, x.shape[-1] - k, axis=-1)[..., -k:] if k < x.shape[-1] else x
         return np.sort(kept, axis=-1)[..., ::-1]
-    if hasattr(xp, "topk") or hasattr(x, "topk"):
+    if hasattr(x, "topk") and k < x.shape[-1]:
         return x.topk(k, dim=-1).values
     return xp.sort(x, axis=-1, descending=True)[..., :k]
+
+
+def largest_values(x: Array, k: int, xp: ModuleType) -> Array:
+    """The k largest values of each row, in no order."""
+    if k >= x.shape[-1]:
+        return x
+    if isinstance(x, np.ndarray):
+        return np.partition(x, x.shape[-1] - k, axis=-1)[..., -k:]
+    return x.topk(k, dim=-1, sorted=False).values if hasattr(x, "topk") else top_values(x, k, xp)
 
 
 def kth_largest(x: Array, k: int, xp: ModuleType) -> Array:
@@ -254,20 +300,27 @@ def take_rows(x: Array, index: Ints) -> Array:
     return xp.take(x, like(index, x), axis=0)
 
 
-def segment_sums(x: Array, labels: Ints, segments: int) -> npt.NDArray[np.float64]:
-    """Sum of the rows of each segment; rows labelled outside 0 … segments−1 are left out."""
-    rows = np.flatnonzero((labels >= 0) & (labels < segments))
-    kept = labels[rows]
-    if on_cpu(x) or not hasattr(x, "index_add_"):
-        x = to_numpy(x)
+def segment_sums(x: Array, labels: Ints, segments: int) -> Array:
+    """Sum of the rows of each segment, in float64; rows labelled outside 0 … segments−1 are left out.
+
+    NumPy for arrays in the host's memory; elsewhere the sums stay where the rows are.
+    """
+    inside = (labels >= 0) & (labels < segments)
+    if on_cpu(x) or not hasattr(namespace(x), "segment_reduce"):
         from scipy.sparse import csr_array
 
-        pick = csr_array((np.ones(len(kept)), (kept, rows)), shape=(segments, len(labels)))
-        return np.asarray(pick @ double(x))
+        rows = np.flatnonzero(inside)
+        pick = csr_array((np.ones(len(rows)), (labels[rows], rows)), shape=(segments, len(labels)))
+        return np.asarray(pick @ double(to_numpy(x)))
+    return _sorted_sums(x, np.where(inside, labels, segments), segments + 1)[:segments, :]
+
+
+def _sorted_sums(x: Array, labels: Ints, segments: int) -> Array:
+    """The sums of PyTorch's segments on an accelerator: rows in order, added in order, so that bytes repeat."""
     xp = namespace(x)
-    sums = xp.zeros((segments, x.shape[1]), dtype=xp.float64, device=x.device)
-    sums.index_add_(0, like(kept, x), xp.astype(take_rows(x, rows), xp.float64))
-    return to_numpy(sums)
+    order = xp.argsort(like(labels, x), stable=True)
+    lengths = like(np.bincount(labels, minlength=segments), x)
+    return xp.segment_reduce(double(xp.take(x, order, axis=0)), "sum", lengths=lengths, axis=0)
 
 
 # ---------------------------------------------------------------------------------------------- similarities
@@ -287,12 +340,28 @@ def top_products(query: Array, keys: Iterator[Array], k: int, xp: ModuleType) ->
 
 def _merge_top(best: Array, products: Array, k: int, xp: ModuleType) -> Array:
     if not isinstance(products, np.ndarray):
-        top = top_values(products, k, xp)
-        return top if best is None else top_values(xp.concat([best, top], axis=1), k, xp)
+        top = _top_of_groups(products, k, xp)
+        return top if best is None else largest_values(xp.concat([best, top], axis=1), k, xp)
     if best is None or best.shape[1] < k:
         pool = products if best is None else np.concatenate([best, products], axis=1)
         return _first_top(pool, k)
     return _beat(best, products, best.min(axis=1, keepdims=True), strict=True)
+
+
+GROUP = 16
+"""Columns whose maximum stands for them while the largest are looked for."""
+
+
+def _top_of_groups(products: Array, k: int, xp: ModuleType) -> Array:
+    """The k largest of each row: they lie in the k groups of columns with the largest maxima."""
+    n, width = products.shape
+    groups = width // GROUP
+    if groups < 4 * k or not hasattr(products, "topk"):
+        return largest_values(products, k, xp)
+    split = xp.reshape(products[:, : groups * GROUP], (n, groups, GROUP))
+    best = xp.max(split, axis=-1).topk(k, dim=-1, sorted=False).indices
+    pool = xp.reshape(xp.take_along_axis(split, best[:, :, None], axis=1), (n, k * GROUP))
+    return largest_values(xp.concat([pool, products[:, groups * GROUP :]], axis=1), k, xp)
 
 
 def _first_top(products: Floats, k: int) -> Floats:
@@ -302,10 +371,10 @@ def _first_top(products: Floats, k: int) -> Floats:
     entries above that bound are then partitioned.
     """
     n, width = products.shape
-    groups = width // 16
+    groups = width // GROUP
     if groups < 4 * k:
         return np.partition(products, width - k, axis=1)[:, width - k :] if k < width else products
-    maxima = products[:, : groups * 16].reshape(n, 16, groups).max(axis=1)
+    maxima = products[:, : groups * GROUP].reshape(n, GROUP, groups).max(axis=1)
     bound = kth_largest(maxima, k, np)
     return _beat(np.full((n, k), -np.inf, products.dtype), products, bound, strict=False)
 
@@ -329,9 +398,18 @@ def _beat(best: Floats, products: Floats, bound: Floats, *, strict: bool) -> Flo
 # ---------------------------------------------------------------------------------------------- linear algebra
 
 
-def psd_eigh(matrix: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Eigenvalues (descending, clipped at zero) and eigenvectors (columns) of a symmetric PSD matrix."""
-    values, vectors = np.linalg.eigh(matrix)
+def psd_eigh(
+    matrix: npt.NDArray[np.float64], near: Array | None = None
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Eigenvalues (descending, clipped at zero) and eigenvectors (columns) of a symmetric PSD matrix.
+
+    With `near`, an array on an accelerator, they are computed there.
+    """
+    if near is None or on_cpu(near):
+        values, vectors = np.linalg.eigh(matrix)
+    else:
+        xp = namespace(near)
+        values, vectors = map(to_numpy, xp.linalg.eigh(xp.asarray(matrix, device=near.device)))
     return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
 
 

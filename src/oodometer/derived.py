@@ -238,7 +238,8 @@ def _block_rows(bank: Bank, column: str) -> int:
 
 def _bounded_rows(row_bytes: int, *, cpu: bool) -> int:
     """Rows a block of a column that may be far wider than the features: maps, many passes."""
-    return max(1, min(arrays.block_rows(row_bytes, cpu=cpu), MAP_BLOCK_BYTES // max(row_bytes, 1)))
+    budget = MAP_BLOCK_BYTES if cpu else arrays.ACCELERATOR_BLOCK_BYTES
+    return max(1, min(arrays.block_rows(row_bytes, cpu=cpu), budget // max(row_bytes, 1)))
 
 
 def _rows_of(block: Bank, column: str, unit: bool) -> Array:
@@ -255,7 +256,7 @@ def column_blocks(bank: Bank, column: str) -> Iterator[Bank]:
 
 
 MAP_BLOCK_BYTES = 64 << 20
-"""The most that one block of a wide column takes, however few rows that makes."""
+"""The most that one block of a wide column takes on a CPU, however few rows that makes."""
 
 
 def mean(bank: Bank, column: str = "features") -> F64:
@@ -281,10 +282,9 @@ def column_sums(bank: Bank, column: str) -> F64:
     """Sum of a stored column over the rows, in one pass that shows as well whether every entry is finite."""
 
     def compute() -> F64:
-        total = np.zeros(bank.row_shape(column))
-        for block in column_blocks(bank, column):
-            total += arrays.column_sums(real(block[column]))
-        return total
+        # The sums of an accelerator's blocks stay there: one transfer, and one wait, for all.
+        sums = [arrays.column_sums(real(block[column])) for block in column_blocks(bank, column)]
+        return np.asarray(to_numpy(sum(sums[1:], sums[0]))) if sums else np.zeros(bank.row_shape(column))
 
     return _memory.get(bank, ("column_sums", column), compute)
 
@@ -301,12 +301,14 @@ def class_sums(bank: Bank, column: str = "features", *, by: Grouping = "label") 
             return sum(c for c, _ in found), sum(s for _, s in found)  # type: ignore[return-value]
         groups, classes = _groups(bank, by), bank.classes
         counts = np.bincount(groups[groups >= 0], minlength=classes)
-        sums, start = np.zeros(()), 0
+        sums, start = None, 0
         for block in bank.blocks(_block_rows(bank, column)):
-            x = _rows_of(block, column, unit=False)
-            sums = sums + arrays.segment_sums(x, groups[start : start + len(block)], classes)
+            found = arrays.segment_sums(
+                _rows_of(block, column, unit=False), groups[start : start + len(block)], classes
+            )
+            sums = found if sums is None else sums + found
             start += len(block)
-        return counts, sums
+        return counts, np.zeros(()) if sums is None else to_numpy(sums)
 
     return _memory.get(bank, ("class_sums", column, by), compute)
 
@@ -359,7 +361,7 @@ def spectrum(bank: Bank, column: str = "features", *, unit: bool = False) -> Spe
 
     def compute() -> Spectrum:
         found = moments(bank, column, unit=unit)
-        return Spectrum(*arrays.psd_eigh(found.scatter / found.count), found.mean)
+        return Spectrum(*arrays.psd_eigh(found.scatter / found.count, bank.sample), found.mean)
 
     return _memory.get(bank, ("spectrum", column, unit), compute)
 
@@ -369,7 +371,7 @@ def spectrum_about(bank: Bank, center: F64, name: str) -> Spectrum:
 
     def compute() -> Spectrum:
         found = moments(bank)
-        return Spectrum(*arrays.psd_eigh(found.about(center) / found.count), center)
+        return Spectrum(*arrays.psd_eigh(found.about(center) / found.count, bank.sample), center)
 
     return _memory.get(bank, ("spectrum_about", name, center.tobytes()), compute)
 
@@ -571,12 +573,13 @@ class Whitening:
         ridge: float = 0.0,
         rcond: float | None = None,
         exact: bool = False,
+        near: Array | None = None,
     ) -> Whitening:
         """Whitening of a covariance; `total` is the one it was subtracted from, whose round-off it carries.
 
-        `exact` whitens in float64 (see arrays.EXACT_ENTRIES).
+        `exact` whitens in float64 (see arrays.EXACT_ENTRIES), `near` says where (see arrays.psd_eigh).
         """
-        values, vectors = arrays.psd_eigh(covariance + ridge * np.eye(len(covariance)))
+        values, vectors = arrays.psd_eigh(covariance + ridge * np.eye(len(covariance)), near)
         if values[0] <= 0:
             raise OodometerError(
                 "the training features do not vary: a covariance needs rows that differ "
@@ -590,7 +593,7 @@ class Whitening:
         rank = int((values > floor).sum())
         if rank == 0:
             raise OodometerError("the within-class covariance is zero up to round-off: every class is a single point")
-        return cls(center, vectors[:, :rank] / np.sqrt(values[:rank]), rank, exact)
+        return cls(arrays.frozen(center), arrays.frozen(vectors[:, :rank] / np.sqrt(values[:rank])), rank, exact)
 
     def points(self, rows: F64) -> F64:
         """Class means and the like, in float64."""

@@ -65,7 +65,7 @@ class KPCA(Detector):
         elif self.method == "corp":
             self._draw_frequencies(train.row_shape("features")[0])
         found = derived.moments_of(self._map(block, xp) for block in train.blocks(MAP_ROWS))
-        spectrum = derived.Spectrum(*psd_eigh(found.scatter / found.count), found.mean)
+        spectrum = derived.Spectrum(*psd_eigh(found.scatter / found.count, train.sample), found.mean)
         if spectrum.rank() == 0:
             raise OodometerError("kpca: the training features do not vary: principal components need rows that differ")
         rest = spectrum.vectors[:, spectrum.components(self.variance or VARIANCE[self.method]) :]
@@ -109,7 +109,7 @@ class KPCA(Detector):
             warn(f"kpca: landmarks={count} but there are {len(train)} training rows: using all of them")
         chosen = np.sort(np.argsort(derived.energy(train), kind="stable")[:count])
         self.points_: F64 = to_numpy(double(unit(derived.features(train.rows(chosen)), train.xp)))
-        values, vectors = psd_eigh(gaussian(self.points_, self.points_, self._gamma, np))
+        values, vectors = psd_eigh(gaussian(self.points_, self.points_, self._gamma, np), train.sample)
         self.whitener_ = (vectors / np.sqrt(np.maximum(values, SMALLEST_EIGENVALUE))) @ vectors.T
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Literal
 
 from oodometer import derived
-from oodometer.arrays import Array, like
+from oodometer.arrays import Array, frozen, like
 from oodometer.bank import Bank
 from oodometer.derived import Whitening
 from oodometer.detectors.base import Detector, detector, param
@@ -53,16 +53,18 @@ class MDS(Detector):
             ridge=self.ridge,
             rcond=self.rcond,
             exact=derived.is_small(train),
+            near=train.sample,
         )
         self.class_counts_, means = derived.class_means(train)
         self.class_points_ = self.whitening_.points(means)
+        self.candidates_ = frozen(self.class_points_[self.class_counts_ > 0])
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         x = self.whitening_(derived.features(bank))
         if self.target == "predicted":
             gap = x - like(self.class_points_, x)[like(derived.predictions(bank), x), :]
             return self.scale * xp.sum(gap * gap, axis=-1)
-        return self.scale * nearest_squared(x, self.class_points_[self.class_counts_ > 0], xp)
+        return self.scale * nearest_squared(x, self.candidates_, xp)
 
 
 def nearest_squared(x: Array, points: Array, xp: ModuleType) -> Array:
@@ -86,12 +88,12 @@ class RMDS(Detector):
 
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         total = derived.moments(train)
-        covariance, small = total.scatter / total.count, derived.is_small(train)
+        covariance, small, near = total.scatter / total.count, derived.is_small(train), train.sample
         within = derived.within_scatter(train) / total.count
-        self.class_whitening_ = Whitening.of(within, total.mean, total=covariance, exact=small)
-        self.global_whitening_ = Whitening.of(covariance, total.mean, exact=small)
+        self.class_whitening_ = Whitening.of(within, total.mean, total=covariance, exact=small, near=near)
+        self.global_whitening_ = Whitening.of(covariance, total.mean, exact=small, near=near)
         counts, means = derived.class_means(train)
-        self.class_points_ = self.class_whitening_.points(means[counts > 0])
+        self.class_points_ = frozen(self.class_whitening_.points(means[counts > 0]))
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         h = derived.features(bank)

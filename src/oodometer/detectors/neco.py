@@ -77,6 +77,6 @@ def _standardised(train: Bank, scale: F64) -> Spectrum:
 
     def compute() -> Spectrum:
         found = derived.moments(train)
-        return Spectrum(*psd_eigh(found.scatter / found.count / np.outer(scale, scale)), found.mean)
+        return Spectrum(*psd_eigh(found.scatter / found.count / np.outer(scale, scale), train.sample), found.mean)
 
     return derived.remember(train, "spectrum_standardised", compute)

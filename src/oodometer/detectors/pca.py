@@ -24,7 +24,7 @@ def clipped_spectrum(train: Bank, clip: float | None) -> Spectrum:
 
     def compute() -> Spectrum:
         found = derived.moments_of(clipped(derived.features(block), clip, block.xp) for block in train.blocks())
-        return Spectrum(*psd_eigh(found.scatter / found.count), found.mean)
+        return Spectrum(*psd_eigh(found.scatter / found.count, train.sample), found.mean)
 
     spectrum = derived.spectrum(train) if clip is None else derived.remember(train, ("spectrum_clipped", clip), compute)
     if spectrum.rank() == 0:

@@ -43,7 +43,7 @@ class PNML(Detector):
             raise OodometerError(
                 "pnml: the regret is divided by log C, which is 0 for 1 class: give at least 2 classes"
             )
-        values, self.vectors_ = psd_eigh(bordered_gram(derived.moments(train, unit=True)))
+        values, self.vectors_ = psd_eigh(bordered_gram(derived.moments(train, unit=True)), train.sample)
         # An eigenvalue below this is the round-off of the sums in the largest.
         kept = values > len(values) * np.finfo(np.float64).eps * values[0]
         self.inverses_ = np.where(kept, 1 / np.where(kept, values, 1.0), 0.0)
