@@ -86,6 +86,20 @@ def test_python_toml_and_settings_say_the_same(tmp_path: Path) -> None:
     assert Study.from_toml(tmp_path / "study.toml").spec == spoken.spec
     changed = Study.from_toml(tmp_path / "study.toml", ["split.folds=2", "name=two", "tune.rule='augrc'"]).spec
     assert (changed.split.folds, changed.name, changed.tune.rule) == (2, "two", "augrc")
+    deeper = ["trainer.hidden=8", "data.id.name=photos"]
+    (tmp_path / "short.toml").write_text(
+        """
+        detectors = "msp"
+        trainer = "probe"
+        data = {id = "id", ood = {far = "far"}}
+        """
+    )
+    for changes in (deeper, ["trainer=probe", "data.id=id", *deeper]):
+        short = Study.from_toml(tmp_path / "short.toml", changes).spec
+        assert (short.trainer.name, short.trainer.params) == ("probe", {"hidden": 8})
+        assert (short.data.id.bank, short.data.id.name) == (f"{here}/id", "photos")
+    with pytest.raises(OodometerError, match="'name' is no table of the study"):
+        Study.from_toml(tmp_path / "study.toml", ["name.first=x"])
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,8 @@ def with_settings(raw: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
         *path, last = key.strip().split(".")
         for name in path:
             inner = table.get(name, {})
+            if isinstance(inner, str) and path[0] in ("trainer", "data"):  # a short form: the name, or the bank
+                inner = {"name" if path[0] == "trainer" else "bank": inner}
             if not isinstance(inner, dict):
                 raise OodometerError(f"setting {setting!r}: {name!r} is no table of the study")
             table[name] = {**inner}
