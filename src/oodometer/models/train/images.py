@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from oodometer.arrays import Array, Ints, take_rows, to_numpy
+from oodometer.arrays import Array, take_rows, to_numpy
 from oodometer.bank import Bank
 from oodometer.errors import OodometerError
 
@@ -36,19 +36,21 @@ class Images:
     def __len__(self) -> int:
         return int(self._column.shape[0])
 
-    def at(self, index: Ints) -> Tensor:
+    def numbers(self, rows: Tensor) -> Tensor:
+        """Row numbers where `at` wants them: one move for a whole epoch, since a move a batch stalls the device."""
+        return rows.to(self._column.device) if isinstance(self._column, Tensor) else rows
+
+    def at(self, rows: Tensor) -> Tensor:
         """Rows by number."""
         if isinstance(self._column, Tensor):
-            found = self._column[torch.as_tensor(index, device=self._column.device)]
-        else:
-            found = torch.as_tensor(_plain(take_rows(self._column, index)))
-        return _channels_first(found.to(self._device))
+            return _channels_first(self._column[rows])
+        return _channels_first(torch.as_tensor(_plain(take_rows(self._column, rows.numpy()))).to(self._device))
 
     def batches(self, rows: int) -> Iterator[tuple[slice, Tensor]]:
         """All rows in order, with their place."""
         for start in range(0, len(self), rows):
             place = slice(start, min(start + rows, len(self)))
-            yield place, self.at(np.arange(place.start, place.stop))
+            yield place, self.at(self.numbers(torch.arange(place.start, place.stop)))
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of every channel, of pixels scaled to 0…1; a constant channel keeps its scale."""
@@ -109,24 +111,22 @@ def check_augment(augment: str) -> None:
         raise OodometerError(f"augment must be one of {', '.join(AUGMENTS)}; found {augment!r}")
 
 
-def augmented(images: Tensor, augment: str, generator: torch.Generator) -> Tensor:
-    """Random crops of the padded images, and mirrored ones; the draws are the same on every device."""
-    if augment == "none":
-        return images
+def drawn_crops(rows: int, augment: str, generator: torch.Generator) -> Tensor:
+    """For so many rows: where the crop begins (down, right), and whether it is mirrored; the same on every device."""
+    moves = torch.randint(0, 2 * PADDING + 1, (2, rows), generator=generator)
+    mirrored = torch.rand((1, rows), generator=generator) < (0.5 if augment == "crop-flip" else 0.0)
+    return torch.cat([moves, mirrored])
+
+
+def cropped(images: Tensor, draws: Tensor) -> Tensor:
+    """Crops of the padded images as they were drawn."""
     if images.ndim != 4:
-        raise OodometerError(f"augment={augment!r} crops images; rows of shape {tuple(images.shape[1:])} need 'none'")
+        raise OodometerError(f"crops need images; rows of shape {tuple(images.shape[1:])} need augment='none'")
     rows, height, width = len(images), images.shape[2], images.shape[3]
-    moves = torch.randint(0, 2 * PADDING + 1, (2, rows, 1), generator=generator)
-    lines, columns = torch.arange(height) + moves[0], torch.arange(width) + moves[1]
-    if augment == "crop-flip":
-        mirrored = torch.rand((rows, 1), generator=generator) < 0.5
-        columns = torch.where(mirrored, columns.flip(1), columns)
+    down, right, mirrored = draws[:, :, None]
+    lines = torch.arange(height, device=images.device) + down
+    columns = torch.arange(width, device=images.device) + right
+    columns = torch.where(mirrored > 0, columns.flip(1), columns)
     padded = functional.pad(images, [PADDING] * 4)
-    device = images.device
-    picked = padded[
-        torch.arange(rows, device=device)[:, None, None],
-        :,
-        lines.to(device, non_blocking=True)[:, :, None],
-        columns.to(device, non_blocking=True)[:, None, :],
-    ]
-    return picked.permute(0, 3, 1, 2)
+    every = torch.arange(rows, device=images.device)[:, None, None]
+    return padded[every, :, lines[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

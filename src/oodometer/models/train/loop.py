@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from oodometer.arrays import Ints
 from oodometer.errors import OodometerError
 from oodometer.models.train.checkpoints import Folder, part, prefixed
-from oodometer.models.train.images import Images, augmented
+from oodometer.models.train.images import Images, cropped, drawn_crops
 from oodometer.models.train.network import Network, restore, state_of
 
 EVALUATED_ROWS = 1024
@@ -34,8 +33,6 @@ class Batch:
     labels: Tensor
     weights: Tensor | None
     epoch: int
-    generator: torch.Generator | None
-    """Where draws of the loss come from; none when the batch is only looked at."""
     outliers: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
@@ -94,9 +91,9 @@ class Data:
     """What is trained on, and how its batches are made."""
 
     train: Images
-    labels: Ints
+    labels: Tensor
     val: Images | None
-    val_labels: Ints | None
+    val_labels: Tensor | None
     device: torch.device
     batch: int
     augment: str
@@ -232,37 +229,21 @@ class _Run:
     def _pass(self, stage: Stage, generator: torch.Generator) -> float:
         """One pass over the training rows in random order; the mean loss of its batches."""
         learning_mode(self.network, stage)
-        steps = _batches(torch.randperm(len(self.data.train), generator=generator), self.data.batch)
-        shown = _endless(len(self.data.outliers), generator) if self.data.outliers is not None else None
+        shown = _Shown(self.data, self.position.epoch, generator)
+        steps = _batches(len(self.data.train), self.data.batch)
         total = torch.zeros((), device=self.data.device)
-        for step, index in enumerate(steps):
+        for step, place in enumerate(steps):
             share = (self.position.epoch + step / len(steps)) / stage.epochs
             for group in self.optimiser.param_groups:
                 group["lr"] = stage.pace.at(self.position.epoch, share)
-            batch = self._batch(index, generator, shown)
+            batch = shown.batch(place)
             with self._precision():
                 loss = stage.loss(self.network, batch, self.memory)
             self.optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimiser.step()
-            total += loss.detach() * len(index)
-        return float(total) / sum(map(len, steps))
-
-    def _batch(self, index: Tensor, generator: torch.Generator, shown: Iterator[int] | None) -> Batch:
-        data = self.data
-        pixels = augmented(data.train.at(index.numpy()), data.augment, generator)
-        outliers = None
-        if data.outliers is not None and shown is not None:
-            drawn = np.array([next(shown) for _ in index])
-            outliers = augmented(data.outliers.at(drawn), data.augment, generator)
-        return self._made(pixels, data.labels[index.numpy()], generator, outliers)
-
-    def _made(
-        self, pixels: Tensor, labels: Ints, generator: torch.Generator | None, outliers: Tensor | None = None
-    ) -> Batch:
-        found = torch.as_tensor(labels, device=self.data.device)
-        weights = None if self.data.class_weights is None else self.data.class_weights[found]
-        return Batch(pixels, found, weights, self.position.epoch, generator, outliers)
+            total += loss.detach() * len(batch.labels)
+        return float(total) / int(steps[-1].stop)
 
     def _val_loss(self, stage: Stage) -> float:
         """The stage's loss on validation rows, as they are and with all layers as at test time."""
@@ -272,7 +253,7 @@ class _Run:
         total, weight = 0.0, 0.0
         with torch.no_grad(), self._precision():
             for place, pixels in self.data.val.batches(EVALUATED_ROWS):
-                batch = self._made(pixels, self.data.val_labels[place], None)
+                batch = made(self.data, pixels, self.data.val_labels[place], self.position.epoch)
                 share = len(pixels) if batch.weights is None else float(batch.weights.sum())
                 total += float(stage.loss(self.network, batch, dict(self.memory))) * share
                 weight += share
@@ -341,16 +322,53 @@ def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, T
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
-def _batches(order: Tensor, rows: int) -> tuple[Tensor, ...]:
-    """Batches of the order; a last one of a single row, on which batch normalisation fails, is left out."""
-    found: tuple[Tensor, ...] = order.split(rows)  # type: ignore[no-untyped-call]
-    return found[:-1] if len(found) > 1 and len(found[-1]) == 1 else found
+def _batches(rows: int, size: int) -> list[slice]:
+    """Batches of an order; a last one of a single row, on which batch normalisation fails, is left out."""
+    found = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    return found[:-1] if len(found) > 1 and found[-1].stop - found[-1].start == 1 else found
 
 
-def _endless(count: int, generator: torch.Generator) -> Iterator[int]:
-    """Numbers below `count`, one permutation after the other."""
-    while True:
-        yield from torch.randperm(count, generator=generator).tolist()
+class _Shown:
+    """What an epoch shows, drawn at its start: the order of the rows, their crops, and as many outliers."""
+
+    def __init__(self, data: Data, epoch: int, generator: torch.Generator) -> None:
+        self._data, self._epoch, rows = data, epoch, len(data.train)
+        order = torch.randperm(rows, generator=generator)
+        self._labels = data.labels[order.to(data.device)]
+        self._order, self._crops = data.train.numbers(order), self._drawn(rows, generator)
+        if data.outliers is not None:
+            others = _repeated(len(data.outliers), rows, generator)
+            self._others, self._their_crops = data.outliers.numbers(others), self._drawn(rows, generator)
+
+    def _drawn(self, rows: int, generator: torch.Generator) -> Tensor | None:
+        if self._data.augment == "none":
+            return None
+        return drawn_crops(rows, self._data.augment, generator).to(self._data.device)
+
+    def batch(self, place: slice) -> Batch:
+        """The rows at this place of the order."""
+        data, outliers = self._data, None
+        pixels = _seen(data.train, self._order[place], self._crops, place)
+        if data.outliers is not None:
+            outliers = _seen(data.outliers, self._others[place], self._their_crops, place)
+        return made(data, pixels, self._labels[place], self._epoch, outliers)
+
+
+def _seen(images: Images, rows: Tensor, crops: Tensor | None, place: slice) -> Tensor:
+    pixels = images.at(rows)
+    return pixels if crops is None else cropped(pixels, crops[:, place])
+
+
+def made(data: Data, pixels: Tensor, labels: Tensor, epoch: int, outliers: Tensor | None = None) -> Batch:
+    """A batch with the weights of its classes."""
+    weights = None if data.class_weights is None else data.class_weights[labels]
+    return Batch(pixels, labels, weights, epoch, outliers)
+
+
+def _repeated(count: int, wanted: int, generator: torch.Generator) -> Tensor:
+    """So many numbers below `count`, one permutation after the other."""
+    rounds = [torch.randperm(count, generator=generator) for _ in range(-(-wanted // count))]
+    return torch.cat(rounds)[:wanted]
 
 
 # ---------------------------------------------------------------------------------------------- determinism

@@ -88,6 +88,11 @@ class Network(nn.Module):
         """Give the confidence branch a copy of the encoder, so that training it leaves the classifier as it is."""
         self.confidence_encoder = copy.deepcopy(self.encoder)
 
+    def learns(self, part: str) -> bool:
+        """Whether a part is in training mode."""
+        module = getattr(self, part)
+        return module is not None and bool(module.training)
+
     def exported(self) -> dict[str, Tensor]:
         """The classifier's weights under the names of the architecture they came from, without a reservation."""
         head = {f"{self.head_name}.{name}": rows[: self.classes] for name, rows in self.head.state_dict().items()}

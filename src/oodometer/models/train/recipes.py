@@ -14,7 +14,7 @@ from torch import Tensor
 from oodometer.errors import OodometerError
 from oodometer.models.train import losses
 from oodometer.models.train.images import Augment, check_augment
-from oodometer.models.train.loop import Batch, Loss, Memory, Pace, Stage
+from oodometer.models.train.loop import Batch, Memory, Pace, Stage
 from oodometer.models.train.network import Network, confidence_branch
 
 EXPOSURE_RATE = 1e-3
@@ -79,32 +79,41 @@ class Recipe:
         """The stretches of training, in order."""
         raise NotImplementedError
 
-    @property
-    def classifier_loss(self) -> Loss:
-        """The loss that goes on during outlier exposure."""
-        return class_loss
+    def loss_of(self, network: Network, batch: Batch, seen: Seen, memory: Memory) -> Tensor:
+        """The classifier's loss."""
+        return class_loss(network, batch, seen)
+
+    def _loss(self, network: Network, batch: Batch, memory: Memory) -> Tensor:
+        return self.loss_of(network, batch, network(batch.pixels), memory)
 
 
 def exposure_stage(recipe: Recipe, *, epochs: int, weight: float, rate: float) -> Stage:
-    """A fixed number of epochs with λ·(cross-entropy to uniform, mean over outliers) added to the recipe's loss."""
+    """A fixed number of epochs with λ·(cross-entropy to uniform, mean over outliers) added to the recipe's loss.
+
+    Rows and outliers go through the network together, as published: apart, batch normalisation would learn by the
+    statistics of each and keep those of neither.
+    """
 
     def loss(network: Network, batch: Batch, memory: Memory) -> Tensor:
-        found = recipe.classifier_loss(network, batch, memory)
         if batch.outliers is None:
-            return found
-        outputs = network(batch.outliers)[1]
-        return found + weight * losses.uniform_cross_entropy(network.class_logits(outputs)).mean()
+            return recipe.loss_of(network, batch, network(batch.pixels), memory)
+        features, outputs = network(torch.cat([batch.pixels, batch.outliers]))
+        rows = len(batch.pixels)
+        found = recipe.loss_of(network, batch, (features[:rows], outputs[:rows]), memory)
+        return found + weight * losses.uniform_cross_entropy(network.class_logits(outputs[rows:])).mean()
 
-    learning = tuple(dict.fromkeys(("encoder", "head", *recipe.stages()[0].learning)))
+    first = recipe.stages()[0]
     pace = Pace(optimiser="nesterov", rate=rate, decay=recipe.decay, cosine=True)
-    memory = recipe.stages()[0].memory
-    return Stage(name="exposure", epochs=epochs, loss=loss, pace=pace, learning=learning, memory=memory)
+    return Stage(name="exposure", epochs=epochs, loss=loss, pace=pace, learning=first.learning, memory=first.memory)
 
 
-def class_loss(network: Network, batch: Batch, memory: Memory) -> Tensor:
+Seen = tuple[Tensor, Tensor]
+"""Features and outputs of the rows of a batch."""
+
+
+def class_loss(network: Network, batch: Batch, seen: Seen) -> Tensor:
     """Cross-entropy of the class logits."""
-    outputs = network(batch.pixels)[1]
-    return batch.mean(losses.cross_entropy(network.class_logits(outputs), batch.labels))
+    return batch.mean(losses.cross_entropy(network.class_logits(seen[1]), batch.labels))
 
 
 # ---------------------------------------------------------------------------------------------- recipes
@@ -132,7 +141,7 @@ class CrossEntropy(Recipe):
 
     def stages(self) -> list[Stage]:
         return [
-            Stage(name="classifier", epochs=self.epochs, loss=class_loss, pace=self.pace, patience=self.patience),
+            Stage(name="classifier", epochs=self.epochs, loss=self._loss, pace=self.pace, patience=self.patience),
         ]
 
 
@@ -167,7 +176,7 @@ class ConfidNet(Recipe):
         tuning = Pace(optimiser="adam", rate=self.tuning_rate, decay=0.0, cosine=False)
         copied = ("confidence_encoder", "confidence")
         stages = [
-            Stage(name="classifier", epochs=self.epochs, loss=class_loss, pace=self.pace),
+            Stage(name="classifier", epochs=self.epochs, loss=self._loss, pace=self.pace),
             Stage(name="branch", epochs=self.branch_epochs, loss=_confidence, pace=branch, learning=("confidence",)),
             Stage(
                 name="tuning",
@@ -226,16 +235,12 @@ class DeVries(Recipe):
             )
         ]
 
-    @property
-    def classifier_loss(self) -> Loss:
-        return self._loss
-
-    def _loss(self, network: Network, batch: Batch, memory: Memory) -> Tensor:
-        features, outputs = network(batch.pixels)
+    def loss_of(self, network: Network, batch: Batch, seen: Seen, memory: Memory) -> Tensor:
+        features, outputs = seen
         confidence = network.confidence_logit(batch.pixels, features)
         asked = torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
-        if batch.generator is not None:
-            asked = (torch.rand(len(outputs), generator=batch.generator) < self.asking).to(outputs.device)
+        if network.learns("confidence"):
+            asked = torch.rand(len(outputs), device=outputs.device) < self.asking
         price = batch.mean(losses.asking(confidence))
         weight = memory["weight"]
         # The weight of this batch was set by the one before.
@@ -272,16 +277,14 @@ class DeepGamblers(Recipe):
     def stages(self) -> list[Stage]:
         return [Stage(name="classifier", epochs=self.epochs, loss=self._loss, pace=self.pace)]
 
+    def loss_of(self, network: Network, batch: Batch, seen: Seen, memory: Memory) -> Tensor:
+        return batch.mean(losses.gambler(seen[1], batch.labels, self.reward))
+
     def _loss(self, network: Network, batch: Batch, memory: Memory) -> Tensor:
-        return class_loss(network, batch, memory) if batch.epoch < self.pretraining else self._bets(network, batch)
-
-    def _bets(self, network: Network, batch: Batch) -> Tensor:
-        outputs = network(batch.pixels)[1]
-        return batch.mean(losses.gambler(outputs, batch.labels, self.reward))
-
-    @property
-    def classifier_loss(self) -> Loss:
-        return lambda network, batch, memory: self._bets(network, batch)
+        seen = network(batch.pixels)
+        if batch.epoch < self.pretraining:
+            return class_loss(network, batch, seen)
+        return self.loss_of(network, batch, seen, memory)
 
 
 RECIPES: dict[str, type[Recipe]] = {one.name: one for one in (CrossEntropy, ConfidNet, DeVries, DeepGamblers)}

@@ -275,9 +275,9 @@ def _data(task: _Task, train_bank: Bank, val: Bank, outliers: Bank | None) -> Da
         weights = torch.as_tensor(len(labels) / (len(counts) * counts), dtype=torch.float32, device=task.device)
     return Data(
         train=Images(train_bank, task.device),
-        labels=labels,
+        labels=torch.as_tensor(labels, device=task.device),
         val=Images(val, task.device),
-        val_labels=val.labels.astype(np.int64),
+        val_labels=torch.as_tensor(val.labels.astype(np.int64), device=task.device),
         device=task.device,
         batch=task.recipe.batch,
         augment=task.recipe.augment,
