@@ -316,6 +316,18 @@ def test_the_crop_is_the_centre(size: Any, rows: slice, columns: slice) -> None:
     np.testing.assert_array_equal(found, PHOTO[rows, columns].transpose(2, 0, 1).astype(np.float32) / 255)
 
 
+def test_half_pixels_are_rounded_as_asked() -> None:
+    """37 − 22 = 15: round(7.5) = 8 (to even), ⌊7.5⌋ = 7; 52 − 23 = 29: 14 either way."""
+    for centre, top in (("round", 8), ("floor", 7)):
+        found = Preprocessing(crop=(22, 23), centre=centre)(PHOTO)
+        np.testing.assert_array_equal(found[1] * 255, PHOTO[top : top + 22, 14 : 14 + 23, 1])
+    assert np.flatnonzero(Preprocessing(crop=6, centre="floor")(np.full((3, 6), 9, np.uint8))[0, :, 0]).tolist() == [
+        2,
+        3,
+        4,
+    ]
+
+
 def test_small_images_are_padded_to_the_crop() -> None:
     found = Preprocessing(crop=8, mode="L")(np.full((5, 6), 255, np.uint8))
     assert found.shape == (1, 8, 8)

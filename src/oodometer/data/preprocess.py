@@ -20,6 +20,7 @@ Pixels: TypeAlias = NDArray[np.float32]
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 Backend = Literal["pillow", "torch"]
 Mode = Literal["RGB", "L"]
+Centre = Literal["round", "floor"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIXTEEN_BIT = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
@@ -41,6 +42,8 @@ class Preprocessing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     interpolation: Interpolation = "bilinear"
+    centre: Centre = "round"
+    """Where a crop starts that is half a pixel off: rounded (torchvision, timm) or one pixel up (Hugging Face)."""
     backend: Backend = "pillow"
     """pillow resizes as PIL does; torch as antialiased tensors are (a few grey levels apart)."""
 
@@ -64,7 +67,7 @@ class Preprocessing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """A PIL image, or 8-bit pixels (height × width, or × channels), as float32 channels × height × width."""
         pixels = self._sized(self._converted(image))
         if self.crop is not None:
-            pixels = _centre(pixels, _pair(self.crop))
+            pixels = _cropped(pixels, _pair(self.crop), self.centre)
         if pixels.ndim == 2:
             pixels = pixels[:, :, None]
         return self._normalised(np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32))
@@ -202,13 +205,15 @@ def _shorter_side(height: int, width: int, size: int) -> tuple[int, int]:
     return int(size * height / width), size
 
 
-def _centre(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """As torchvision's CenterCrop, Python's rounding of halves to even included."""
+def _cropped(pixels: NDArray[np.uint8], size: tuple[int, int], centre: Centre) -> NDArray[np.uint8]:
+    """As torchvision's CenterCrop (halves are rounded to even) or as Hugging Face's; black where pixels are missing."""
     missing = [max(side - have, 0) for side, have in zip(size, pixels.shape[:2], strict=True)]
     if any(missing):
-        margins = [(gap // 2, (gap + 1) // 2) for gap in missing]
+        before = [gap // 2 if centre == "round" else -(-gap // 2) for gap in missing]
+        margins = [(first, gap - first) for first, gap in zip(before, missing, strict=True)]
         pixels = np.pad(pixels, [*margins, (0, 0)][: pixels.ndim])
-    top, left = (round((have - side) / 2) for side, have in zip(size, pixels.shape[:2], strict=True))
+    spare = [have - side for side, have in zip(size, pixels.shape[:2], strict=True)]
+    top, left = (round(gap / 2) if centre == "round" else gap // 2 for gap in spare)
     return pixels[top : top + size[0], left : left + size[1]]
 
 

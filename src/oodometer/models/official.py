@@ -104,6 +104,7 @@ def of_processor(facts: Mapping[str, Any]) -> Preprocessing:
         mean=() if plain else tuple(float(value) / scale for value in mean),
         std=() if plain else tuple(float(value) / scale for value in std),
         interpolation=PILLOW[int(facts.get("resample", 2))],
+        centre="floor",
     )
 
 
