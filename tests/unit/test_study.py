@@ -16,7 +16,7 @@ from oodometer import Bank, cli, create, derived, metrics, trainers, tune
 from oodometer.errors import OodometerError, OodometerWarning
 from oodometer.results import Results
 from oodometer.splits import DualKFold, Folds, HierarchicalDualKFold, RepeatedHoldout, select_ood_classes
-from oodometer.study import Study, preview, run
+from oodometer.study import Study, cost, preview, run
 from oodometer.study.plan import Plan
 from oodometer.study.rows import joined
 from oodometer.tune import Train, Validation
@@ -452,11 +452,32 @@ def test_a_dry_run_computes_and_writes_nothing(data: dict[str, Any], tmp_path: P
         ("energy", 9, 0),
         ("gen", 3 * (2 + 2 + 1), 0),
     ]
-    assert all(line.seconds > 0 for line in before[1:])
+    assert all(line.seconds > 0 for line in before)
     assert not list(tmp_path.iterdir())
     run(study, tmp_path)
     after = preview(plan, Store(tmp_path / "cells"))
-    assert all(line.finished == line.cells and line.seconds == 0 for line in after)
+    assert [(line.finished, line.seconds) for line in after] == [(line.cells, 0) for line in after]
+
+
+@pytest.mark.parametrize("exposure", [["without"], ["with"], ["without", "with"]])
+def test_the_work_of_probes_is_foreseen(data: dict[str, Any], exposure: list[str]) -> None:
+    plans = {
+        hidden: make(data, "knn", trainer={"name": "probe", "hidden": hidden}, exposure=exposure).plan()
+        for hidden in (0, 8)
+    }
+    width, classes = data["id"].features.shape[1], data["id"].classes
+    weights = {0: width * classes, 8: cost.SHARE_OF_RATE * 8 * (width + classes)}
+    scoring = {}
+    for hidden, plan in plans.items():
+        rows, units = plan.rows[0], list(plan.units(plan.rows[0]))
+        fit, expose = cost.PASSES["hidden" if hidden else "linear"]
+        passes = fit + expose * 2 * ("with" in exposure)  # one classifier an OOD set
+        work = sum(cost.training_work(plan, unit) - cost.OVERHEAD for unit in units)
+        assert work == pytest.approx(4 * sum(map(len, rows.train)) * weights[hidden] * passes)
+        knn = plan.spec.detectors[0]
+        scoring[hidden] = cost.score_work(plan, units[0], knn, ["a"]) - 2 * cost.OVERHEAD
+    # Neighbours are searched among the hidden layer's activations.
+    assert scoring[8] / scoring[0] == pytest.approx(8 / width)
 
 
 def test_progress_goes_from_nothing_to_one(data: dict[str, Any], tmp_path: Path) -> None:

@@ -191,16 +191,16 @@ def _preview(study: Any, out: Path, options: Options) -> None:
     table = _terminal.plain_table()
     for title in ("method", "parameters", "cells", "finished", "expected"):
         table.add_column(title, justify="left" if title in ("method", "parameters") else "right")
-    trained = not plan.spec.own_head
+    unforeseen = plan.spec.trainer.name not in ("frozen", "probe")
     for place, line in enumerate(lines):
-        expected = "–" if trained and place == 0 else _duration(line.seconds)
+        expected = "–" if unforeseen and place == 0 else _duration(line.seconds)
         table.add_row(line.method, line.params, str(line.cells), str(line.finished), expected)
     cells, done = sum(line.cells for line in lines), sum(line.finished for line in lines)
     seconds = sum(line.seconds for line in lines) / joblib.effective_n_jobs(options.n_jobs)
     about = (
         f"{len(plan.rows)} folds × {len(plan.data.ood)} OOD sets, {' and '.join(plan.spec.exposure)} exposure: "
         f"{cells - done:,} of {cells:,} cells to compute, about {_duration(seconds)} (rough"
-        f"{'; training of classifiers not included' if trained else ''})"
+        f"{'; training of networks not included' if unforeseen else ''})"
     )
     _terminal.show(table, Text(), Text(about))
 

@@ -14,15 +14,45 @@ from oodometer import detectors
 from oodometer.study.spec import Chosen
 
 if TYPE_CHECKING:
+    from oodometer.bank import Bank
     from oodometer.study.plan import Plan, Unit
 
 OVERHEAD = 2e7
 """Operations that a cell costs besides its arithmetic: a file, a hash, a few Python calls."""
+PASSES = {"linear": (100, 80), "hidden": (11, 10)}
+"""Passes over the training rows that a probe takes to be fitted and to be exposed (with as many outliers beside)."""
 
 
 def total_work(plan: Plan) -> float:
     """Operations of the whole study."""
-    return sum(unit_work(plan, unit, chosen) for unit, chosen in _pairs(plan))
+    units = [unit for rows in plan.rows for unit in plan.units(rows)]
+    return sum(unit_work(plan, unit, chosen) for unit, chosen in _pairs(plan)) + sum(
+        training_work(plan, unit) for unit in units
+    )
+
+
+def training_work(plan: Plan, unit: Unit) -> float:
+    """Fit or expose a probe; how long other trainers take is not foreseen."""
+    trainer = plan.spec.trainer
+    if trainer.name != "probe":
+        return OVERHEAD
+    bank, hidden = plan.data.id.bank, _hidden(plan)
+    width, rows = _row_size(bank), sum(map(len, unit.rows.train))
+    # The products of a layer are square enough for the full rate of a matrix product.
+    weights = SHARE_OF_RATE * hidden * (width + bank.classes) if hidden else width * bank.classes
+    fit, expose = PASSES["hidden" if hidden else "linear"]
+    fitted = unit.exposure == plan.spec.exposure[0] and unit.ood[0] == next(iter(plan.data.ood))
+    passes = fit * fitted + expose * (unit.exposure == "with")
+    return OVERHEAD + 4.0 * rows * weights * passes
+
+
+def _hidden(plan: Plan) -> int:
+    trainer = plan.spec.trainer
+    return int(trainer.params.get("hidden", 0)) if trainer.name == "probe" else 0
+
+
+def _row_size(bank: Bank) -> int:
+    return int(np.prod(bank.row_shape("features"))) if "features" in bank.columns else bank.classes
 
 
 def _pairs(plan: Plan) -> list[tuple[Unit, Chosen]]:
@@ -61,7 +91,7 @@ def search_work(plan: Plan, unit: Unit, chosen: Chosen) -> float:
 def _operations(plan: Plan, unit: Unit, chosen: Chosen, rows: int) -> float:
     """Fit on the unit's training rows and score so many rows."""
     card, bank = detectors.get(chosen.name).card, plan.data.id.bank
-    width = int(np.prod(bank.row_shape("features"))) if "features" in bank.columns else bank.classes
+    width = _hidden(plan) or _row_size(bank)
     train, classes = sum(map(len, unit.rows.train)), bank.classes
     scored = {
         "elementwise": 30 * classes,

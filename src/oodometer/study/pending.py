@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from oodometer.cells import finished
 from oodometer.results import Store, key_of
-from oodometer.study.cost import SHARE_OF_RATE, rate, unit_work
+from oodometer.study.cost import SHARE_OF_RATE, rate, training_work, unit_work
 from oodometer.study.plan import Plan, Unit
 from oodometer.study.spec import Chosen
 
@@ -25,11 +25,12 @@ class Line:
 def preview(plan: Plan, store: Store) -> list[Line]:
     """A line for the classifiers and one for every detector; nothing is computed."""
     units = [unit for rows in plan.rows for unit in plan.units(rows)]
-    done = sum(finished(store, unit.key) is not None for unit in units)
+    missing = [unit for unit in units if finished(store, unit.key) is None]
     trainer = plan.spec.trainer
     given = ", ".join(f"{key}={value}" for key, value in trainer.params.items())
-    lines = [Line(f"classifier ({trainer.name})", given, len(units), done, 0.0)]
     speed = SHARE_OF_RATE * rate(plan.options.threads)
+    training = sum(training_work(plan, unit) for unit in missing) / speed
+    lines = [Line(f"classifier ({trainer.name})", given, len(units), len(units) - len(missing), training)]
     return [*lines, *(_line(plan, store, units, chosen, speed) for chosen in plan.spec.detectors)]
 
 

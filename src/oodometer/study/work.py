@@ -30,7 +30,7 @@ from oodometer.cells import (
 from oodometer.detectors import Detector
 from oodometer.errors import OodometerWarning
 from oodometer.results import Cell, Store, key_of
-from oodometer.study.cost import score_work, search_work
+from oodometer.study.cost import score_work, search_work, training_work
 from oodometer.study.data import ascending_rows
 from oodometer.study.plan import Plan, Search, Unit
 from oodometer.study.rows import FoldRows, Piece, joined
@@ -162,6 +162,7 @@ class UnitWork:
     def do(self) -> None:
         """Classifier, searches, scores; each only if it is not finished."""
         cell = finished(self.store, self.unit.key) or self._classify()
+        self.fold.worker.tick("classifier", training_work(self.plan, self.unit))
         if cell.error:
             return
         for chosen in self.plan.spec.detectors:
