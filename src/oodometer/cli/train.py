@@ -99,13 +99,15 @@ def _train(options: Options) -> int:
         train, val = rows, training.read_images(options.val)
     else:
         train, val = training.held_out(rows, options.val_share, options.seed)
+    # Read before training, so that a mistyped name does not cost one.
+    others = {name: training.read_images(text) for name, text in named.items()}
     device = _device(options.device)
     with _progress() as tell:
         network = training.fit(
             recipe, architecture, train, val, seed=options.seed, device=device, checkpoints=options.out, tell=tell
         )
     network.save(options.out)
-    sets = {"train": train, **{name: training.read_images(text) for name, text in named.items()}} if named else {}
+    sets = {"train": train, **others} if others else {}
     for name, bank in sets.items():
         network.apply(bank, passes=options.passes).save(options.out / "banks" / name, overwrite=True)
     _report(options, network.facts, list(sets))
