@@ -124,7 +124,7 @@ def browser() -> Iterator[Page]:
     answers, to_write = os.pipe()
     # The browser reads its commands from descriptor 3 and answers on 4; the shell puts the pipes there.
     wiring = f'exec "$@" 3<&{to_read} 4>&{to_write}'
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [BINARY, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         command += ["--hide-scrollbars", "--no-first-run", f"--user-data-dir={profile}", "--remote-debugging-pipe"]
         process = subprocess.Popen(

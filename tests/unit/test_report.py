@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 import time
@@ -10,6 +11,7 @@ import warnings
 import zlib
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 from tests.report_fixture import LONG, QUOTED, SCRIPT, UNICODE, make_run
@@ -66,7 +68,7 @@ def test_the_verdict_tells_who_by_how_much_how_sure_and_on_what(run):
     assert f"{100 * means[best]:.2f}" in text
     assert f"{100 * means[second]:.2f}" in text
     assert f"{100 * (means[second] - means[best]):.2f}".replace("-", "−") in text
-    assert "5 blocks" in verdict.how_sure(reading, 0.05)
+    assert "5 OOD sets" in verdict.how_sure(reading, 0.05)
     assert "5 OOD sets × 3 folds" in verdict.on_what(reading, layout)
 
 
@@ -102,6 +104,42 @@ def test_one_ood_set_is_compared_over_its_folds(tmp_path):
     expected = {others[k]: min(1, p) for k, p in zip(order, adjusted, strict=True)}
     assert reading.pvalues == pytest.approx(expected, rel=1e-9)
     assert reading.top == (best, *(name for name in others if expected[name] >= 0.05))
+
+
+@pytest.mark.parametrize("folds", [1, 4])
+def test_a_single_detector_is_compared_with_nobody_and_its_interval_told(tmp_path, folds):
+    results = make_run(tmp_path, detectors=1, sets=1, folds=max(folds, 2), seed=2)
+    layout = Layout.of(results)
+    if folds == 1:
+        layout = dataclasses.replace(layout, frame=layout.frame[layout.frame["fold"] == 0], draws=((0, 0),))
+    reading = verdict.read(layout, "auroc")
+    values = layout.frame.query("metric == 'auroc'")["value"]
+    assert reading.basis == "alone"
+    mean = f"{100 * values.mean():.2f}\u00a0%"
+    expected = f"knn has a mean AUROC of {mean}; no other detector is here to compare."
+    assert verdict.headline(reading) == expected
+    if folds == 1:
+        assert verdict.how_sure(reading, 0.05).startswith("Not known: a single fold")
+        return
+    row = results.summary().query("metric == 'auroc'").iloc[0]
+    half = (row["high"] - row["low"]) / 2
+    assert verdict.how_sure(reading, 0.05).startswith(f"95\u00a0% interval: ± {100 * half:.2f} points, over 4 folds")
+    page = html.render(results)
+    assert "Other metrics and groups" in page
+    assert "One detector: there is nothing to compare it with." in page
+    assert "<dt>only set</dt>" in page
+    for wrong in ("Best group", "Does the answer depend", "no test is possible", "hardest set", 'class="mark"'):
+        assert wrong not in page.split("<script")[0], wrong
+
+
+def test_a_single_detector_on_several_sets_tells_the_easiest_and_the_hardest(tmp_path):
+    results = make_run(tmp_path, detectors=1, sets=3, folds=3)
+    reading = verdict.read(Layout.of(results), "auroc")
+    means = results.blocks("auroc").iloc[:, 0].sort_values()
+    text = verdict.by_how_much(reading)
+    (hardest, low), (easiest, high) = [(at[1], means[at]) for at in means.index[[0, 2]]]
+    assert f"easiest of 3 OOD sets: {easiest} {100 * high:.2f}" in text
+    assert f"the hardest: {hardest} {100 * low:.2f}" in text
 
 
 def test_the_corrected_test_knows_equal_and_constantly_different_folds():
@@ -267,6 +305,26 @@ def test_chosen_parameters_and_the_card_are_shown(run):
     assert tuning["k=50"]["values"] == pytest.approx([(0.88 * 2 + 0.9) / 3, 0.88, 0.9])
     assert tuning["k=5000"]["status"] == "invalid"
     assert tuning["k=5000"]["values"] == [None, None, None]
+
+
+def test_a_search_for_every_ood_set_counts_for_every_ood_set(tmp_path):
+    make_run(tmp_path, sets=3, folds=2)
+    table = tmp_path / "tuning.csv"
+    tuning = pd.read_csv(table, keep_default_na=False, na_values={"value": ["nan", ""]})
+    shift = tuning["ood"].map({name: 0.001 * at for at, name in enumerate(tuning["ood"].unique())})
+    tuning["value"] += shift  # as a nested search has it: each set has a curve of its own
+    tuning.to_csv(table, index=False)
+    page = html.render(Results.open(tmp_path))
+    chosen = {one["params"]: one["chosen"] for one in data_of(page)["tuning"]["knn"] if one["chosen"]}
+    assert chosen == {"k=10": 3, "k=50": 3}
+    section = page.split('id="detector-0"')[1].split("</details>")[0]
+    assert "k=10 (3×)" in section and "k=50 (3×)" in section
+
+
+def test_facts_have_units_and_few_digits(run):
+    facts = html.render(run).split('id="provenance"')[1]
+    assert re.search(r"<dt>fit</dt><dd>\s*1\.2 s", facts)
+    assert re.search(r"<dt>test rows per training row</dt><dd>\s*0\.5\b", facts)
 
 
 def test_write_replaces_the_file_whole(run, tmp_path):

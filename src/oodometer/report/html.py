@@ -34,6 +34,9 @@ MOST_FOLD_VALUES = 60_000
 MOST_CLIQUES = 12
 MOST_NAMED = 6
 _FOLD = ("repeat", "fold", "exposure")
+FACTS = {"spec": "the study's settings", "test_to_train": "test rows per training row", "timings": "time"}
+TIMINGS = {"cells": "last run", "cpu": "CPU, all runs", "computed": "cells computed", "kept": "cells kept"}
+"""What run.json calls otherwise than a reader would."""
 
 
 def write(
@@ -65,7 +68,8 @@ def render(results: Results, *, metric: str | None = None, alpha: float = 0.05, 
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    data = {**_tables(layout, reading), "explorer": curves, "tuning": _tuning(results, layout)}
+    searches = _searches(results)
+    data = {**_tables(layout, reading), "explorer": curves, "tuning": _tuning(results, layout, searches)}
     return environment.get_template("template.html").render(
         title=title or layout.study,
         layout=layout,
@@ -78,7 +82,7 @@ def render(results: Results, *, metric: str | None = None, alpha: float = 0.05, 
         regimes=_regimes(layout, reading.metric, alpha),
         warnings=_warnings(results, layout, reading, curves),
         failures=_failures(results.failed),
-        detectors=[_detector(results, layout, reading, name) for name in _order(layout, reading)],
+        detectors=[_detector(results, layout, reading, name, searches) for name in _order(layout, reading)],
         provenance=_provenance(results),
         command=_command(results),
         accuracy=_accuracy(results),
@@ -106,7 +110,7 @@ def _verdict(reading: Reading, layout: Layout, alpha: float) -> dict[str, Any]:
     return {
         "headline": verdict.headline(reading),
         "rows": {
-            "By how much": verdict.by_how_much(reading),
+            "How much" if reading.basis == "alone" else "By how much": verdict.by_how_much(reading),
             "How sure": verdict.how_sure(reading, alpha),
             "On what": verdict.on_what(reading, layout),
         },
@@ -115,7 +119,7 @@ def _verdict(reading: Reading, layout: Layout, alpha: float) -> dict[str, Any]:
 
 def _mark(reading: Reading, name: str) -> str:
     """What tables say beside a method of the best group; nothing where no difference was found."""
-    if not reading.drawn or reading.basis == "none" or name not in reading.top:
+    if not reading.drawn or reading.basis in ("none", "alone") or name not in reading.top:
         return ""
     return "best" if name == reading.order[0] else "tied"
 
@@ -181,7 +185,7 @@ def _regime(
         found = verdict.read(layout, metric, alpha=alpha, where=where)
     except OodometerError:
         return {"label": label, "top": "no detector has all values", "mean": "", "blocks": 0, "basis": ""}
-    basis = {"ranks": "rank tests", "folds": "folds of one set", "none": "one value"}[found.basis]
+    basis = {"ranks": "rank tests", "folds": "folds of one set", "none": "one value", "alone": ""}[found.basis]
     more = len(found.top) - MOST_NAMED
     top = f"{', '.join(found.top[:MOST_NAMED])} and {more} more" if more > 0 else verdict.listed(found.top)
     mean = verdict.percent(found.means[found.order[0]])
@@ -323,7 +327,9 @@ def _pairs(layout: Layout, reading: Reading) -> dict[str, Any] | None:
     }
 
 
-def _tuning(results: Results, layout: Layout) -> dict[str, list[dict[str, Any]]]:
+def _tuning(
+    results: Results, layout: Layout, searches: Mapping[tuple[Any, ...], Any]
+) -> dict[str, list[dict[str, Any]]]:
     """For each tuned detector its grid: mean criterion over the searches, its range, how often each was chosen."""
     tuning = results.tuning
     found: dict[str, list[dict[str, Any]]] = {}
@@ -331,8 +337,8 @@ def _tuning(results: Results, layout: Layout) -> dict[str, list[dict[str, Any]]]
         name = f"{detector}:{variant}" if variant and detector not in layout.methods else str(detector)
         points = rows.groupby("params", sort=False)
         table = points["value"].agg(["mean", "min", "max"])
-        folds = rows[rows["chosen"] == 1].drop_duplicates([*_FOLD, "params"])["params"].value_counts()
-        table["chosen"] = folds.reindex(table.index, fill_value=0)
+        times = _times(rows[rows["chosen"] == 1], searches)
+        table["chosen"] = [times[str(params)] for params in table.index]
         table["reason"] = points["reason"].agg(lambda texts: next((t for t in texts if t), ""))
         table["status"] = points["status"].first()
         found[name] = [
@@ -349,6 +355,22 @@ def _tuning(results: Results, layout: Layout) -> dict[str, list[dict[str, Any]]]
     return found
 
 
+def _searches(results: Results) -> dict[tuple[Any, ...], Any]:
+    """The search behind each choice, by detector, variant, fold and OOD set; sets with equal curves share one."""
+    by = ["detector", "variant", *_FOLD, "ood"]
+    groups = results.tuning.groupby(by, sort=False)["value"]
+    return {tuple(at): (*at[:-1], values.to_numpy(np.float64).tobytes()) for at, values in groups}
+
+
+def _times(rows: pd.DataFrame, searches: Mapping[tuple[Any, ...], Any]) -> Counter[str]:
+    """How often each parameter set was taken: once a search, or once a fold where nothing was searched."""
+    uses: dict[Any, None] = {}
+    names = ["detector", "variant", *_FOLD, "ood", "params"]
+    for *at, ood, params in rows[names].drop_duplicates().itertuples(index=False):
+        uses[searches.get((*at, ood), tuple(at)), str(params)] = None
+    return Counter(params for _, params in uses)
+
+
 def _params(text: str) -> str:
     """{"k": 5} as a reader writes it: k=5."""
     values = json.loads(text) if text else {}
@@ -358,9 +380,10 @@ def _params(text: str) -> str:
 # ------------------------------------------------------------------------------------------------ detectors, facts
 
 
-def _detector(results: Results, layout: Layout, reading: Reading, name: str) -> dict[str, Any]:
+def _detector(
+    results: Results, layout: Layout, reading: Reading, name: str, searches: Mapping[tuple[Any, ...], Any]
+) -> dict[str, Any]:
     rows = layout.frame[layout.frame["method"] == name]
-    chosen = rows.drop_duplicates([*_FOLD, "params"])["params"]
     own = rows[rows["metric"] == reading.metric].groupby("set", sort=False)["value"].mean().dropna()
     ordered = own.sort_values(ascending=not higher_is_better(reading.metric), kind="stable")
     ends = [(str(name), verdict.percent(value)) for name, value in ordered.items()]
@@ -371,9 +394,8 @@ def _detector(results: Results, layout: Layout, reading: Reading, name: str) -> 
         "mark": _mark(reading, name),
         "rank": reading.order.index(name) + 1 if name in reading.order else None,
         "mean": verdict.percent(reading.means[name]) if name in reading.means else "incomplete",
-        "params": [(_params(text), times) for text, times in Counter(chosen).most_common()],
-        "best": ends[0] if ends else None,
-        "worst": ends[-1] if ends else None,
+        "params": [(_params(text), times) for text, times in _times(rows, searches).most_common()],
+        "ends": ends[:1] + ends[1:][-1:],
         "failures": _failures([cell for cell in results.failed if _origin(cell) == layout.origins[name]]),
     }
 
@@ -419,11 +441,22 @@ def _command(results: Results) -> str:
 def _provenance(results: Results) -> dict[str, Any]:
     """What run.json tells, without what has a place of its own; deep parts as JSON."""
     own = ("failed", "warnings", "command")
+    facts = {key: value for key, value in results.facts.items() if key not in own}
     return {
-        key: {"json": json.dumps(value, indent=1, ensure_ascii=False)} if _is_deep(value) else {"plain": value}
-        for key, value in results.facts.items()
-        if key not in own
+        FACTS.get(key, key): {"json": json.dumps(value, indent=1, ensure_ascii=False)}
+        if _is_deep(value)
+        else {"plain": _readable(key, value)}
+        for key, value in facts.items()
     }
+
+
+def _readable(key: str, value: Any) -> Any:
+    """A fact with its unit, and no more digits than mean something."""
+    if key == "timings" and isinstance(value, dict):
+        return {TIMINGS.get(name, name): f"{n:.1f} s" if isinstance(n, float) else n for name, n in value.items()}
+    if key == "device" and value is None:
+        return "CPU, with NumPy"
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _is_deep(value: Any) -> bool:

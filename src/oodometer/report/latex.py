@@ -194,7 +194,7 @@ def _order_and_top(layout: Layout, metric: str, exposure: str | None, alpha: flo
     except OodometerError:
         return list(layout.methods), set()
     order = [*reading.order, *(name for name in layout.methods if name not in reading.order)]
-    return order, set(reading.top) if reading.drawn and reading.basis != "none" else set()
+    return order, set(reading.top) if reading.drawn and reading.basis not in ("none", "alone") else set()
 
 
 def _best(values: pd.Series[Any], metric: str) -> float:

@@ -84,7 +84,8 @@
     sortRows(rows, columns);
     $("results-table").tHead.replaceChildren(...heading(parts, metric));
     $("results-table").tBodies[0].replaceChildren(...rows.map((m) => resultRow(m, parts, ranges, metric, exposure, half)));
-    const count = rows.length === M ? `${M} detectors` : `${rows.length} of ${M} detectors`;
+    const noun = M === 1 ? "detector" : "detectors";
+    const count = rows.length === M ? `${M} ${noun}` : `${rows.length} of ${M} ${noun}`;
     $("results-note").textContent = `${count}. ${metric.label} in per cent, ${metric.higher ? "higher" : "lower"} is better. A dash is a missing value; no average is taken over it.`;
   }
 
@@ -267,7 +268,7 @@
 
   function thresholdText(now) {
     const one = entry(now.e, now.m, now.draws[0], state.set);
-    if (!one || !one.place || now.draws.length > 1 || X.pooled || state.point.step === undefined) return "one a fold";
+    if (!one || !one.place || now.draws.length > 1 || X.pooled || state.point.step === undefined) return "one per fold";
     if (state.point.step === 0) return "−∞";
     const [low, high] = one.scale;
     return `≈ ${Number((low + (one.place[state.point.step] / X.unit) * (high - low)).toPrecision(3))}`;
@@ -282,7 +283,7 @@
       tile("tile-fpr", "FPR: ID rows flagged", percent(over("fpr")), "fpr"),
       tile("tile-fnr", "FNR: OOD rows missed, mean", percent(over("fnr")), "fnr"),
       tile("tile-spread", "FNR, worst − best set", fnr.length ? `${points(Math.max(...fnr) - Math.min(...fnr))} points` : "–"),
-      tile("tile-cost", "Expected cost a row, mean", cost === null ? "–" : cost.toFixed(4), "cost"),
+      tile("tile-cost", "Expected cost per row, mean", cost === null ? "–" : cost.toFixed(4), "cost"),
       tile("tile-threshold", "Threshold", thresholdText(now)),
     );
   }
@@ -290,7 +291,7 @@
   function showOutcomes(rows, counted) {
     const keys = ["fpr", "fnr", "f1", "coverage", "cost"];
     const text = (key, value) => (value === null ? "–" : key === "cost" ? value.toFixed(4) : points(value));
-    const head = [["OOD set", ""], ["FPR %", "ID rows flagged"], ["FNR %", "OOD rows missed"], ["F1 %", "OOD positive, at the class ratio of the test rows"], ["Kept %", "coverage: test rows not flagged"], ["Cost", "a row, at the costs and the OOD share above"]];
+    const head = [["OOD set", ""], ["FPR %", "ID rows flagged"], ["FNR %", "OOD rows missed"], ["F1 %", "OOD positive, at the class ratio of the test rows"], ["Kept %", "coverage: test rows not flagged"], ["Cost", "per row, at the costs and the OOD share above"]];
     const table = $("explorer-table");
     table.tHead.replaceChildren(make("tr", {}, ...head.map(([name, title], at) => make("th", { scope: "col", class: at ? "num" : null, title }, name))));
     table.tBodies[0].replaceChildren(...rows.map((row) => {
@@ -336,7 +337,7 @@
   function areasOf(now) {
     const area = (key) => D.means[key] && D.means[key].mean[cellAt(now.e, now.m, state.set)];
     const named = [["autc", "AUTC"], ["aufpr", "AUFPR"], ["aufnr", "AUFNR"]].filter(([key]) => area(key) !== undefined && area(key) !== null);
-    return named.length ? ` (${named.map(([key, name]) => `${name} ${area(key).toFixed(4)}`).join(", ")}, mean of the folds)` : "";
+    return named.length ? ` (${named.map(([key, name]) => `${name} ${percent(area(key))}`).join(", ")}, mean of the folds)` : "";
   }
 
   function histogram(inside, outside, x, height) {
@@ -438,10 +439,15 @@
   function ticks(low, high, count) {
     const span = high - low || 0.01;
     const raw = span / count, power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= raw);
-    const found = [];
-    for (let v = Math.ceil(low / step) * step; v <= high + step / 1e6; v += step) found.push(v);
-    return found;
+    const steps = [1, 2, 5, 10].map((k) => k * power);
+    const at = (step) => {
+      const found = [];
+      for (let v = Math.ceil(low / step) * step; v <= high + step / 1e6; v += step) found.push(v);
+      return found;
+    };
+    // One number alone is no scale: a finer step, if need be.
+    const found = at(steps.find((k) => k >= raw));
+    return found.length > 1 ? found : at(steps[Math.max(0, steps.findIndex((k) => k >= raw) - 1)]);
   }
 
   // ------------------------------------------------------------------------------------------ tuning
@@ -456,7 +462,7 @@
     const x = (v) => left + ((v - low) / (high - low || 1)) * (width - left - right);
     const svg = draw("svg", { viewBox: `0 0 ${width} ${top + grid.length * step}`, height: top + grid.length * step, role: "img", "aria-label": "Search curve" });
     if (valued.length)
-      svg.append(draw("text", { x: left, y: 12 }, String(Number(low.toPrecision(4)))), draw("text", { x: width - right, y: 12, "text-anchor": "end" }, String(Number(high.toPrecision(4)))));
+      svg.append(draw("text", { x: left, y: 12 }, percent(low)), draw("text", { x: width - right, y: 12, "text-anchor": "end" }, percent(high)));
     const line = [];
     grid.forEach((one, at) => {
       const y = top + (at + 0.5) * step, [middle, least, most] = one.values;

@@ -36,18 +36,29 @@ class Reading:
     top: tuple[str, ...]
     """Methods that cannot be told apart from the best."""
     basis: str
-    """"ranks", "folds" or "none": what `top` rests on."""
+    """What `top` rests on: "ranks", "folds", "none", or "alone" where a single method leaves nothing to compare."""
     pvalues: dict[str, float] = field(default_factory=dict)
     """Adjusted p-value of each method against the best one."""
     left_out: tuple[str, ...] = ()
     """Methods without a value somewhere."""
     dropped: tuple[Any, ...] = ()
     """Blocks without a value of any method."""
+    exposed: bool = False
+    """Whether a block is an OOD set with one exposure, and not an OOD set alone."""
+    alone: tuple[tuple[str, float, float], ...] = ()
+    """Of a single method: each block with its mean and half its 95 % interval over folds."""
     notes: tuple[str, ...] = ()
     friedman: Friedman | None = None
     pairwise: Pairwise | None = None
     cliques: Cliques | None = None
     redrawn: RankBootstrap | None = None
+
+    @property
+    def blocks(self) -> str:
+        """How many blocks, in words."""
+        if self.exposed:
+            return f"{plural(self.n_blocks, 'block')} of OOD set × exposure"
+        return plural(self.n_blocks, "OOD set")
 
     @property
     def drawn(self) -> bool:
@@ -77,6 +88,7 @@ def read(layout: Layout, metric: str, *, alpha: float = 0.05, where: pd.Series[A
         compare(rows, metric, complete, alpha),
         left_out=tuple(name for name in layout.methods if name not in complete.columns),
         dropped=tuple(label for label in table.index if label not in whole.index),
+        exposed=len(layout.exposures) > 1,
     )
 
 
@@ -129,9 +141,19 @@ def _on_folds(layout: Layout, metric: str, table: pd.DataFrame, alpha: float) ->
         order=order,
         means={name: float(means[name]) for name in order},
         top=(*order[:1], *(name for name, p in pvalues.items() if p >= alpha)),
-        basis="folds" if pvalues else "none",
+        basis="alone" if len(order) == 1 else "folds" if pvalues else "none",
         pvalues=pvalues,
+        alone=_single(layout, metric, order[0]) if len(order) == 1 else (),
     )
+
+
+def _single(layout: Layout, metric: str, name: str) -> tuple[tuple[str, float, float], ...]:
+    """Each block of one method with its mean and half its interval, the easiest block first."""
+    every = layout.cells(metric)
+    cells = every[every.index.get_level_values("method") == name].dropna(subset=["mean"])
+    cells = cells.sort_values("mean", ascending=not higher_is_better(metric), kind="stable")
+    labels = [f"{ood}, {exposure} exposure" if len(layout.exposures) > 1 else ood for ood, exposure, _ in cells.index]
+    return tuple(zip(labels, cells["mean"].tolist(), cells["half"].tolist(), strict=True))
 
 
 def _fold_pvalues(layout: Layout, metric: str, order: Sequence[str]) -> dict[str, float]:
@@ -165,6 +187,8 @@ def corrected_t(differences: np.ndarray[Any, Any], test_to_train: float) -> floa
 def headline(reading: Reading) -> str:
     """The verdict in one sentence."""
     label, best, others = label_of(reading.metric), reading.order[0], len(reading.top) - 1
+    if reading.basis == "alone":
+        return f"{best} has a mean {label} of {percent(reading.means[best])}; no other detector is here to compare."
     if reading.basis == "none":
         return f"{best} has the best {label}; one fold of one OOD set cannot say how sure that is."
     if not reading.drawn:
@@ -180,6 +204,9 @@ def by_how_much(reading: Reading) -> str:
     """Means of the best and of the first detector that is worse beyond chance."""
     best, last = reading.order[0], reading.order[-1]
     text = f"{best}: mean {label_of(reading.metric)} {percent(reading.means[best])}."
+    if len(reading.alone) > 1:
+        ends = [f"{name} {percent(mean)}" for name, mean, _ in (reading.alone[0], reading.alone[-1])]
+        return f"{text} The easiest of {reading.blocks}: {ends[0]}; the hardest: {ends[1]}."
     second = reading.runner_up
     if second is None:
         return text if best == last else f"{text} The last one, {last}: {percent(reading.means[last])}."
@@ -194,6 +221,8 @@ def by_how_much(reading: Reading) -> str:
 
 def how_sure(reading: Reading, alpha: float) -> str:
     """The tests behind the verdict."""
+    if reading.basis == "alone":
+        return _alone_how_sure(reading)
     if reading.basis == "none":
         return "Not at all: it takes at least two folds, or two OOD sets, to see how far results vary."
     if reading.basis == "folds":
@@ -207,9 +236,18 @@ def how_sure(reading: Reading, alpha: float) -> str:
     between = "differ" if reading.drawn else "are not shown to differ"
     return (
         f"The detectors {between} ({reading.friedman.omnibus_test}, {p_text(reading.friedman.omnibus_pvalue)}, "
-        f"{reading.n_blocks} blocks); pairs by Conover's test with Holm's adjustment at α = {alpha:g}. "
+        f"{reading.blocks}); pairs by Conover's test with Holm's adjustment at α = {alpha:g}. "
         f"When the OOD sets are drawn anew, {best} has the best average rank in {100 * share:.0f}\u00a0% of the draws."
     )
+
+
+def _alone_how_sure(reading: Reading) -> str:
+    """The intervals of a single method's values."""
+    reach = [100 * half for _, _, half in reading.alone if not math.isnan(half)]
+    if not reach:
+        return "Not known: a single fold shows no spread. Split into more folds, or add repeats."
+    several = f"s, by OOD set: ± {min(reach):.2f} to ± {max(reach):.2f}" if len(reach) > 1 else f": ± {reach[0]:.2f}"
+    return f"95\u00a0% interval{several} points, over {plural(reading.n_draws, 'fold')} that share training rows."
 
 
 def on_what(reading: Reading, layout: Layout) -> str:
