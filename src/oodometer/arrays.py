@@ -267,7 +267,8 @@ def largest_values(x: Array, k: int, xp: ModuleType) -> Array:
     if k >= x.shape[-1]:
         return x
     if isinstance(x, np.ndarray):
-        return np.partition(x, x.shape[-1] - k, axis=-1)[..., -k:]
+        place = x.shape[-1] - k
+        return np.partition(x, min(place, x.shape[-1] - 1), axis=-1)[..., place:]
     return x.topk(k, dim=-1, sorted=False).values if hasattr(x, "topk") else top_values(x, k, xp)
 
 

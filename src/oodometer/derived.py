@@ -207,12 +207,11 @@ def moments_of(blocks: Iterable[Array]) -> Moments:
     count, shift, total, scatter = 0, None, None, None
     for block in blocks:
         xp = namespace(block)
-        x = xp.astype(block, xp.float64)
         if shift is None:
             # Any point near the data keeps the products small; the exact mean is not needed for that.
-            shift = xp.mean(x, axis=0)
+            shift = xp.mean(arrays.double(block), axis=0)
             total, scatter = xp.zeros_like(shift), 0.0
-        gap = x - shift
+        gap = block - shift  # in float64, as the shift
         scatter = scatter + gap.T @ gap
         total = total + xp.sum(gap, axis=0)
         count += gap.shape[0]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oodometer import derived
-from oodometer.arrays import Array, to_numpy
+from oodometer.arrays import Array, frozen, to_numpy
 from oodometer.bank import Bank, Head, check_same_extraction
 from oodometer.errors import NotFiniteError, NotFittedError, OodometerError, OodometerWarning
 
@@ -147,8 +147,15 @@ class Detector:
             check_same_extraction(f"{self.card.name}: the val bank", val, "the training bank", train)
         self._remember(train)
         self._fit_on(train, val)
+        self._freeze()
         self._fitted = True
         return self
+
+    def _freeze(self) -> None:
+        """What was fitted does not change, and so goes to a device once."""
+        for name, value in list(vars(self).items()):
+            if name.endswith("_") and isinstance(value, np.ndarray):
+                setattr(self, name, frozen(value))
 
     def _fit_on(self, train: Bank, val: Bank | None) -> None:
         rows = self._fitting_rows(train, val)

@@ -64,7 +64,7 @@ class GMM(Detector):
         else:
             weights, means, covariances = self._by_number(train)
         centers = means if self.covariance == "full" else [derived.mean(train)]
-        self.whitenings_ = [_whitening(c, center) for c, center in zip(covariances, centers, strict=True)]
+        self.whitenings_ = [_whitening(c, center, train) for c, center in zip(covariances, centers, strict=True)]
         self.points_ = self.whitenings_[0].points(means)
         self.log_weights_ = np.log(weights)
 
@@ -129,8 +129,8 @@ def _class_covariance(train: Bank, label: int, mean: F64, count: int) -> F64:
     return scatter / count
 
 
-def _whitening(covariance: F64, center: F64) -> Whitening:
-    whitening = Whitening.of(covariance, center, exact=True)
+def _whitening(covariance: F64, center: F64, train: Bank) -> Whitening:
+    whitening = Whitening.of(covariance, center, exact=True, near=train.sample)
     if whitening.rank < len(center):
         raise OodometerError(
             f"gmm: a covariance has rank {whitening.rank} of {len(center)}, so the density is not defined: "

@@ -7,9 +7,10 @@ from types import ModuleType
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, double, softmax
+from oodometer.arrays import Array, absolute_sums, double, softmax
 from oodometer.bank import Bank
 from oodometer.detectors.base import Detector, detector, param
+from oodometer.detectors.logits import cooled
 
 
 @detector(
@@ -42,5 +43,6 @@ class GradNorm(Detector):
         if getattr(self, "exact_", False) and bank.head is not None:
             h = double(h)
             z = bank.head(h)
-        excess = z.shape[-1] * softmax(double(z) / self.temperature, xp) - 1
-        return -xp.sum(xp.abs(h), axis=-1) * xp.sum(xp.abs(excess), axis=-1) / self.temperature
+        classes, p = z.shape[-1], softmax(cooled(double(z), self.temperature), xp)
+        # Σ_c |C·p_c − 1| = C·Σ_c |p_c − 1/C|.
+        return -absolute_sums(h, xp) * (classes / self.temperature) * absolute_sums(p - 1 / classes, xp)

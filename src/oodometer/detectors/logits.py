@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import device
 
 from oodometer import derived
-from oodometer.arrays import Array, double, log_softmax, logsumexp, softmax, top_values
+from oodometer.arrays import Array, double, largest_values, log_softmax, logsumexp, norms, softmax, top_values
 from oodometer.bank import Bank
 from oodometer.detectors.base import Detector, detector, param
 
@@ -23,8 +23,15 @@ def _temperature(default: float = 1.0) -> float:
     return value
 
 
+def cooled(z: Array, temperature: float) -> Array:
+    """z/T, without a pass over the logits where T is one."""
+    return z if temperature == 1 else z / temperature
+
+
 def max_softmax(z: Array, xp: ModuleType) -> Array:
     """The largest softmax probability of each row."""
+    if hasattr(z, "softmax"):
+        return xp.max(z.softmax(-1), axis=-1)
     # max softmax = 1 / Σ exp(z − max z): no division of the whole matrix.
     return 1 / xp.sum(xp.exp(z - xp.max(z, axis=-1, keepdims=True)), axis=-1)
 
@@ -34,9 +41,17 @@ def odds(z: Array, xp: ModuleType) -> Array:
 
     Of a confident row 1 − p keeps no digit, its odds keep all: scores written in them do not tie.
     """
-    ratios = xp.exp(z - xp.max(z, axis=-1, keepdims=True))
+    return xp.exp(others(z, xp) - xp.max(z, axis=-1, keepdims=True))
+
+
+NEVER = float(np.finfo(np.float32).min)
+"""A logit whose probability is zero beside any other."""
+
+
+def others(z: Array, xp: ModuleType) -> Array:
+    """The logits with that of the predicted class (the first of equals) out of the running."""
     top = xp.argmax(z, axis=-1)[:, None] == xp.arange(z.shape[-1], device=device(z))[None, :]
-    return xp.where(top, xp.zeros_like(ratios), ratios)
+    return xp.where(top, NEVER, z)
 
 
 @detector(
@@ -51,7 +66,7 @@ class MSP(Detector):
     temperature: float = _temperature()
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        return -max_softmax(derived.logits(bank) / self.temperature, xp)
+        return -max_softmax(cooled(derived.logits(bank), self.temperature), xp)
 
 
 @detector(
@@ -83,7 +98,7 @@ class Energy(Detector):
     temperature: float = _temperature()
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        return -self.temperature * logsumexp(derived.logits(bank) / self.temperature, xp)
+        return -self.temperature * logsumexp(cooled(derived.logits(bank), self.temperature), xp)
 
 
 @detector(
@@ -99,7 +114,7 @@ class Entropy(Detector):
     temperature: float = _temperature()
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        logp = log_softmax(derived.logits(bank) / self.temperature, xp)
+        logp = log_softmax(cooled(derived.logits(bank), self.temperature), xp)
         return -xp.sum(xp.exp(logp) * logp, axis=-1)
 
 
@@ -122,11 +137,13 @@ class GEN(Detector):
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         # A small γ magnifies 1 − p, of which nothing is left when p is near one: it is the sum of the others instead.
-        o = odds(double(derived.logits(bank)) / self.temperature, xp)
-        rest, m = xp.sum(o, axis=-1, keepdims=True), min(self.m or o.shape[-1], o.shape[-1])
-        others = top_values(o, m, xp)[:, : m - 1] / (1 + rest)
-        p = xp.concat([1 / (1 + rest), others], axis=-1)
-        complement = xp.concat([rest / (1 + rest), 1 - others], axis=-1)
+        z = derived.logits(bank)
+        top, left, m = double(xp.max(z, axis=-1, keepdims=True)), others(z, xp), min(self.m or z.shape[-1], z.shape[-1])
+        rest = xp.exp(logsumexp(cooled(double(left) - top, self.temperature), xp))[:, None]
+        # The largest are picked in the precision of the logits, and looked at in float64.
+        odd = xp.exp(cooled(double(largest_values(left, m - 1, xp)) - top, self.temperature)) / (1 + rest)
+        p = xp.concat([1 / (1 + rest), odd], axis=-1)
+        complement = xp.concat([rest / (1 + rest), 1 - odd], axis=-1)
         if self.clamp:
             p, complement = (xp.clip(x, self.clamp, 1 - self.clamp) for x in (p, complement))
         terms = (p * complement) ** self.gamma
@@ -146,9 +163,9 @@ class Collision(Detector):
     temperature: float = _temperature()
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        o = odds(derived.logits(bank) / self.temperature, xp)
+        o = odds(cooled(derived.logits(bank), self.temperature), xp)
         # With p = o/(1 + Σo): Σp² = (1 + Σo²)/(1 + Σo)².
-        return 2 * xp.log1p(xp.sum(o, axis=-1)) - xp.log1p(xp.sum(o * o, axis=-1))
+        return 2 * xp.log1p(xp.sum(o, axis=-1)) - xp.log1p(norms(o, xp) ** 2)
 
 
 @detector(
@@ -164,8 +181,8 @@ class DoctorAlpha(Detector):
     temperature: float = _temperature()
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        o = odds(derived.logits(bank) / self.temperature, xp)
-        total, squares = xp.sum(o, axis=-1), xp.sum(o * o, axis=-1)
+        o = odds(cooled(derived.logits(bank), self.temperature), xp)
+        total, squares = xp.sum(o, axis=-1), norms(o, xp) ** 2
         return (2 * total + (total * total - squares)) / (1 + squares)
 
 
@@ -190,7 +207,7 @@ class Renyi(Detector):
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         # 1/(1 − γ) magnifies the round-off of the logarithm.
-        logp = log_softmax(xp.astype(derived.logits(bank), xp.float64) / self.temperature, xp)
+        logp = log_softmax(cooled(double(derived.logits(bank)), self.temperature), xp)
         if self.m is not None and self.m < logp.shape[-1]:
             logp = top_values(logp, self.m, xp)
         if self.gamma == 1:
@@ -215,7 +232,7 @@ class Guessing(Detector):
     temperature: float = _temperature()
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        p = softmax(derived.logits(bank) / self.temperature, xp)
+        p = softmax(cooled(derived.logits(bank), self.temperature), xp)
         top = top_values(p, self.m or p.shape[-1], xp)
         places = xp.arange(1, top.shape[-1] + 1, dtype=top.dtype, device=device(top))
         return xp.sum(top * places, axis=-1)

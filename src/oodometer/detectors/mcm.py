@@ -10,7 +10,7 @@ from oodometer import derived
 from oodometer.arrays import Array
 from oodometer.bank import Bank
 from oodometer.detectors.base import Detector, detector, param
-from oodometer.detectors.logits import max_softmax
+from oodometer.detectors.logits import cooled, max_softmax
 
 
 @detector(
@@ -26,4 +26,4 @@ class MCM(Detector):
     tau: float = param(1.0, "the cosines are divided by it", low=0.0, high=np.inf, open=True)
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        return -max_softmax(derived.logits(bank) / self.tau, xp)
+        return -max_softmax(cooled(derived.logits(bank), self.tau), xp)

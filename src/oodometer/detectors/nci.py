@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from oodometer import derived
-from oodometer.arrays import Array, like, norms, row_products, to_numpy
+from oodometer.arrays import Array, absolute_sums, like, norms, row_products, to_numpy
 from oodometer.bank import Bank
 from oodometer.detectors.base import Detector, detector, param
 
@@ -36,4 +36,4 @@ class NCI(Detector):
         weight = xp.take(like(to_numpy(bank.head.weight), h), xp.argmax(derived.logits(bank), axis=-1), axis=0)
         length = norms(gap, xp)
         closeness = row_products(weight, gap, xp) / xp.where(length > 0, length, xp.ones_like(length))
-        return -(closeness + self.alpha * xp.sum(xp.abs(h), axis=-1))
+        return -(closeness + self.alpha * absolute_sums(h, xp))

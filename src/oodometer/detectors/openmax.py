@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import device
 
 from oodometer import derived
 from oodometer.arrays import (
@@ -15,6 +16,7 @@ from oodometer.arrays import (
     Ints,
     block_rows,
     double,
+    frozen,
     like,
     logsumexp,
     norms,
@@ -66,7 +68,8 @@ class OpenMax(Detector):
 
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         by: derived.Grouping = "correct" if self.mav == "correct" else "label"
-        counts, self.means_ = derived.class_means(train, "logits", by=by)
+        counts, means = derived.class_means(train, "logits", by=by)
+        self.means_ = frozen(means)
         self._report_small(counts)
         groups = derived.labels(train)
         if self.mav == "correct":
@@ -91,16 +94,20 @@ class OpenMax(Detector):
 
     def _unknown(self, z: Array, xp: ModuleType) -> Array:
         """The softmax probability of the unknown class."""
-        means, columns, alpha = like(self.means_, z), like(np.arange(z.shape[-1]), z), min(self.alpha, z.shape[-1])
-        left, revised, unknown = z, z, 0 * z[:, 0]
+        means, columns = like(self.means_, z), xp.arange(z.shape[-1], device=device(z))[None, :]
+        alpha, left, unknown = min(self.alpha, z.shape[-1]), z, 0 * z[:, 0]
+        revised: list[Array] = []
         for place in range(alpha):
             c = xp.argmax(left, axis=-1)
             distance = norms(z - xp.take(means, c, axis=0), xp)
-            moved = take_columns(z, c, xp) * self.weibulls_.cdf(c, distance, xp) * ((alpha - place) / alpha)
-            here = columns[None, :] == c[:, None]
-            left = xp.where(here, -np.inf, left)
-            revised, unknown = xp.where(here, revised - moved[:, None], revised), unknown + moved
-        return xp.exp(unknown - logsumexp(xp.concat([revised, unknown[:, None]], axis=-1), xp))
+            logit = take_columns(z, c, xp)
+            moved = logit * self.weibulls_.cdf(c, distance, xp) * ((alpha - place) / alpha)
+            # A revised logit leaves its column and comes back as one at the end.
+            left = xp.where(columns == c[:, None], -np.inf, left)
+            revised.append(logit - moved)
+            unknown = unknown + moved
+        whole = xp.concat([left, xp.stack([*revised, unknown], axis=-1)], axis=-1)
+        return xp.exp(unknown - logsumexp(whole, xp))
 
 
 BLOCK_ENTRIES = 1 << 15
@@ -108,7 +115,7 @@ BLOCK_ENTRIES = 1 << 15
 
 
 def _rows(bank: Bank) -> int:
-    return max(64, BLOCK_ENTRIES // bank.classes) if bank.on_cpu else block_rows(64 * bank.classes, cpu=False)
+    return max(64, BLOCK_ENTRIES // bank.classes) if bank.on_cpu else block_rows(16 * bank.classes, cpu=False)
 
 
 def _distances(train: Bank, groups: Ints, means: F64) -> F64:
@@ -162,7 +169,7 @@ def fit_high(tails: F64, filled: npt.NDArray[np.bool_]) -> Weibulls:
     start = np.where(filled, tails, np.inf).min(axis=1) - SHIFT
     start[~modelled] = 0.0
     shape, log_scale = fit_weibull(np.log(np.maximum(tails - start[:, None], TINY)), filled & modelled[:, None])
-    return Weibulls(start, shape, np.where(modelled, log_scale, np.inf))
+    return Weibulls(*map(frozen, (start, shape, np.where(modelled, log_scale, np.inf))))
 
 
 def fit_weibull(logs: F64, filled: npt.NDArray[np.bool_]) -> tuple[F64, F64]:

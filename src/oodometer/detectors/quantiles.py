@@ -26,7 +26,7 @@ CACHE_BYTES = 2 << 20
 def cache_blocks(bank: Bank, column: str) -> Iterator[Bank]:
     """Blocks of rows whose entries of one column fit the cache (on an accelerator: its memory)."""
     size = arrays.row_bytes(bank.rows(slice(0, 0))[column])
-    budget = CACHE_BYTES if bank.on_cpu else derived.MAP_BLOCK_BYTES
+    budget = CACHE_BYTES if bank.on_cpu else arrays.ACCELERATOR_BLOCK_BYTES
     return bank.blocks(max(1, budget // max(size, 1)))
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, namespace, slices, softmax, to_numpy, unit
+from oodometer.arrays import Array, double, namespace, slices, softmax, to_numpy, unit
 from oodometer.bank import Bank
 from oodometer.derived import F64, KEY_ROWS, QUERY_ROWS
 from oodometer.detectors.base import Detector, detector, param
@@ -38,17 +38,17 @@ class Relation(Detector):
 
     def _part_sums(self, part: Bank, bank: Bank, xp: ModuleType) -> F64:
         def compute() -> F64:
-            sums = [self._sums(part, bank.rows(rows), xp) for rows in slices(len(bank), QUERY_ROWS)]
-            return np.concatenate(sums)
+            step = QUERY_ROWS if bank.on_cpu else 8 * QUERY_ROWS
+            return np.concatenate([self._sums(part, bank.rows(rows), xp) for rows in slices(len(bank), step)])
 
         return derived.remember(bank, ("relation", weakref.ref(part), self.power, self.threshold), compute)
 
     def _sums(self, part: Bank, query: Bank, xp: ModuleType) -> F64:
         q, p = self._keys(query)
-        total = np.zeros(len(query))
+        total = double(xp.zeros_like(q[:, 0]))
         for block in part.blocks(KEY_ROWS):
-            total += to_numpy(self._kernel_sum(q, p, *self._keys(block), xp))
-        return total
+            total = total + self._kernel_sum(q, p, *self._keys(block), xp)
+        return to_numpy(total)
 
     def _keys(self, bank: Bank) -> tuple[Array, Array]:
         h, z = derived.features(bank), derived.logits(bank)

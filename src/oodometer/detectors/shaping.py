@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, double, like, logsumexp, namespace, pooled, real, to_numpy
+from oodometer.arrays import Array, double, largest_values, like, logsumexp, namespace, pooled, real, to_numpy
 from oodometer.bank import Bank, Head
 from oodometer.derived import F64
 from oodometer.detectors.base import param
@@ -112,8 +112,8 @@ def largest(x: Array, k: int, xp: ModuleType) -> tuple[Array, F64]:
         place = x.shape[-1] - k
         parted = np.partition(x, place, axis=-1)
         return parted[:, place : place + 1], parted[:, place:].sum(axis=-1, dtype=np.float64)
-    top = x.topk(k, dim=-1).values if hasattr(x, "topk") else xp.sort(x, axis=-1, descending=True)[:, :k]
-    return top[:, -1:], row_sums(top, xp)
+    top = largest_values(x, k, xp)
+    return xp.min(top, axis=-1, keepdims=True), row_sums(top, xp)
 
 
 def row_sums(x: Array, xp: ModuleType) -> F64:
