@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--device", default="")
+    parser.add_argument("--trainings", nargs="+", default=None, help="only these, e.g. confidnet deepgamblers:3")
     parser.add_argument("--rows", type=int, default=None, help="only the first rows of every set")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
