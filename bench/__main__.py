@@ -9,7 +9,9 @@ from pathlib import Path
 
 from bench import banks, detectors, ranking, search, start, study
 
-SECTIONS = ("start", "ranking", "search", "detectors", "study", "forwards")
+SECTIONS = ("start", "ranking", "search", "detectors", "study", "forwards", "gpu")
+SAVED = {"search", "detectors", "study"}
+"""Sections that read the saved banks."""
 
 
 def main() -> None:
@@ -24,7 +26,7 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown section {', '.join(sorted(unknown))}; choose from {', '.join(SECTIONS)}")
     folder, size = options.folder / options.size, banks.SIZES[options.size]
-    if not (folder / "b.npy").exists():
+    if set(options.sections or SECTIONS) & SAVED and not (folder / "b.npy").exists():
         banks.write(size, folder)
     for section in options.sections or SECTIONS:
         print(f"\n## {section} ({options.size}: {size.train:,} × {size.features}, {size.classes} classes)\n")
@@ -35,6 +37,7 @@ def main() -> None:
             "detectors": lambda: detectors.report(options.size, folder, options.only),
             "study": lambda: study.report(folder),
             "forwards": lambda: import_module("bench.forwards").report(),  # loads PyTorch
+            "gpu": lambda: import_module("bench.gpu").report(options.size, options.only),
         }[section]()
 
 
