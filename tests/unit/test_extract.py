@@ -229,12 +229,16 @@ def test_a_moved_model_gets_its_own_tensors_back() -> None:
     from oodometer.models.hooks import untouched
 
     model = network().train()
+    model[4].weight.grad = torch.ones_like(model[4].weight)
     before = snapshot(model)
+    pointer = model[4].weight.grad.data_ptr()
     with pytest.raises(RuntimeError), untouched(model, torch.device("meta")) as moved:
         assert next(moved.parameters()).device.type == "meta"
         assert not moved.training
         raise RuntimeError("stop")
     assert_same(model, before)
+    assert model[4].weight.grad.data_ptr() == pointer
+    assert float(model[4].weight.grad.sum()) == model[4].weight.numel()
 
 
 @pytest.mark.gpu

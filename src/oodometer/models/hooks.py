@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[nn.Module]:
         for module, training in modes:
             module.training = training
         if tensors is not None:
-            _put_back(tensors)
+            for held in tensors:
+                held.put_back()
 
 
 @contextmanager
@@ -71,28 +73,37 @@ def unwrapped(model: nn.Module) -> nn.Module:
 # ---------------------------------------------------------------------------------------------- tensors
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A parameter or buffer as it was: the object, and the storage that moving it replaces in place."""
+
+    table: dict[str, Any]
+    name: str
+    tensor: Tensor
+    data: Tensor
+    gradient: Tensor | None
+    gradient_data: Tensor | None
+
+    @classmethod
+    def of(cls, table: dict[str, Any], name: str) -> _Held:
+        tensor = table[name]
+        gradient = tensor.grad if isinstance(tensor, nn.Parameter) else None
+        return cls(table, name, tensor, tensor.data, gradient, None if gradient is None else gradient.data)
+
+    def put_back(self) -> None:
+        # Gradients go first and come last: one on another device would not fit the data.
+        self.tensor.grad = None
+        self.tensor.data = self.data
+        if self.gradient is not None and self.gradient_data is not None:
+            self.gradient.data = self.gradient_data
+            self.tensor.grad = self.gradient
+        self.table[self.name] = self.tensor
+
+
 def _lives_on(model: nn.Module, device: torch.device) -> bool:
-    tensors = [*model.parameters(), *model.buffers()]
-    return all(tensor.device == device for tensor in tensors)
+    return all(tensor.device == device for tensor in [*model.parameters(), *model.buffers()])
 
 
-def _tensors(model: nn.Module) -> list[tuple[nn.Module, str, str, Any, Any, Any]]:
-    """Of every module: each parameter with its data and gradient, each buffer."""
-    found: list[tuple[nn.Module, str, str, Any, Any, Any]] = []
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                found.append((module, "_parameters", name, parameter, parameter.data, parameter.grad))
-        for name, buffer in module._buffers.items():
-            found.append((module, "_buffers", name, buffer, None, None))
-    return found
-
-
-def _put_back(tensors: list[tuple[nn.Module, str, str, Any, Any, Any]]) -> None:
-    for module, table, name, value, data, gradient in tensors:
-        if data is not None:
-            # Gradients go first: one of another device would not fit the data.
-            value.grad = None
-            value.data = data
-            value.grad = gradient
-        getattr(module, table)[name] = value
+def _tensors(model: nn.Module) -> list[_Held]:
+    tables = [table for module in model.modules() for table in (module._parameters, module._buffers)]
+    return [_Held.of(table, name) for table in tables for name, tensor in table.items() if tensor is not None]
