@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from itertools import combinations, permutations, product
 
 import networkx
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oodometer import stats
-from oodometer.errors import OodometerWarning
 from oodometer.stats.cliques import bron_kerbosch, contiguous_runs, maximal_cliques, neighbourhoods_contiguous
 
 pytestmark = pytest.mark.filterwarnings("ignore::oodometer.errors.OodometerWarning")
@@ -319,7 +317,8 @@ def test_cliques_of_the_studies_equal_networkx_and_naive_layers(test, adjust):
 def test_cliques_of_random_matrices_equal_networkx(k, density, seed):
     """No order in the p-values, some of them missing: Bron and Kerbosch's search, mostly."""
     rng = np.random.default_rng(seed)
-    upper = np.triu(np.where(rng.random((k, k)) < density, rng.uniform(0.05, 1, (k, k)), np.nan), 1)
+    joined = rng.choice([0.05, 0.051, 0.6, 1.0], (k, k))
+    upper = np.triu(np.where(rng.random((k, k)) < density, joined, rng.choice([0.0, 0.0499, np.nan], (k, k))), 1)
     pvalues = upper + upper.T
     ranks = rng.integers(2, 2 * k + 1, k) / 2
     found = check_cliques(pvalues, ranks) if k <= 8 else stats.cliques(pvalues, alpha=0.05, ranks=ranks)
@@ -436,17 +435,21 @@ def test_the_bayesian_test_equals_its_loop_and_its_expectation(rope):
     assert stats.bayesian_signed_rank(x, y, rope=rope, seed=1, draws=4000) == found
 
 
-def test_the_variance_of_seeds_and_samples_is_found_again():
-    """values[seed, sample] = seed effect + sample effect + noise of known variances, on average over many studies."""
-    rng = np.random.default_rng(0)
-    found = np.zeros(3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OodometerWarning)
-        for _ in range(400):
-            effects = rng.normal(0, 2, (12, 1)) + rng.normal(0, 1, (1, 15)) + rng.normal(0, 0.5, (12, 15))
-            split = stats.variance_split(effects)
-            found += [split.seed, split.sampling, split.residual]
-    np.testing.assert_allclose(found / 400, [4, 1, 0.25], rtol=0.1)
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 7), st.integers(2, 7), st.floats(0, 3), st.floats(0, 3), st.integers(0, 2**32 - 1))
+def test_the_variance_split_solves_the_expected_mean_squares(m, n, seed_sd, sample_sd, seed):
+    """E[MS_seed] = σ² + n σ²_seed, E[MS_sample] = σ² + m σ²_sample, by the sums of squares of a two-way table."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, seed_sd, (m, 1)) + rng.normal(0, sample_sd, (1, n)) + rng.normal(0, 1, (m, n))
+    grand, by_seed, by_sample = x.mean(), x.mean(axis=1), x.mean(axis=0)
+    ms_seed = n * sum((a - grand) ** 2 for a in by_seed) / (m - 1)
+    ms_sample = m * sum((b - grand) ** 2 for b in by_sample) / (n - 1)
+    rest = sum((x[i, j] - by_seed[i] - by_sample[j] + grand) ** 2 for i in range(m) for j in range(n))
+    ms_rest = rest / ((m - 1) * (n - 1))
+    found = stats.variance_split(x)
+    assert found.residual == pytest.approx(ms_rest, rel=1e-10)
+    assert found.seed == pytest.approx(max(0, (ms_seed - ms_rest) / n), rel=1e-9, abs=1e-12)
+    assert found.sampling == pytest.approx(max(0, (ms_sample - ms_rest) / m), rel=1e-9, abs=1e-12)
 
 
 def test_seed_and_sampling_variance_of_exact_effects():

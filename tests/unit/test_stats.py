@@ -134,7 +134,7 @@ def test_correlated_blocks_become_one_by_their_mean_ranks():
     frame = with_index(index)
     with pytest.warns(OodometerWarning, match="6 correlated blocks became 3, one for each data set"):
         table = stats.block_table(frame, correlated="mean-rank", higher_is_better=False)
-    assert table.blocks == (("r0",), ("r1",), ("r2",))
+    assert table.blocks == ("r0", "r1", "r2")
     expected = frame.rank(axis=1).groupby(level="run").mean().to_numpy()
     np.testing.assert_allclose(table.values, expected)
     with pytest.raises(OodometerError, match="say higher_is_better=True or False"):

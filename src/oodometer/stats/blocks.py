@@ -176,7 +176,8 @@ def _data_keys(X: Table, table: BlockTable) -> list[Hashable]:
     if "metric" not in levels or not all(isinstance(label, tuple) for label in labels):
         return labels
     place = levels.index("metric")
-    return [label[:place] + label[place + 1 :] for label in labels]
+    keys = [label[:place] + label[place + 1 :] for label in labels]
+    return [key[0] for key in keys] if len(levels) == 2 else keys
 
 
 def _repeated_data(keys: list[Hashable]) -> OodometerError:
