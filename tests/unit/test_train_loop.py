@@ -146,6 +146,16 @@ def test_a_finished_training_is_opened_not_repeated(tmp_path: Path) -> None:
     assert again.facts == first.facts
 
 
+def test_images_read_batch_by_batch_train_the_same_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Banks too large for the device: mapped from disk, every batch is read from where it lies."""
+    train, val = digits()
+    stored = Bank.open(train.with_columns().save(tmp_path / "bank"))
+    recipe = training.create("crossentropy", **QUICK["crossentropy"])
+    held = training.fit(recipe, SMALL, train, val, seed=0)
+    monkeypatch.setattr(images, "HELD_BYTES", 0)
+    assert content(training.fit(recipe, SMALL, stored, val, seed=0).network) == content(held.network)
+
+
 def test_divergence_is_said_so() -> None:
     with pytest.raises(OodometerError, match=r"training diverged: the loss is (nan|inf) in epoch \d+ of classifier"):
         fitted("crossentropy", rate=1e20, dropout=0.0)
