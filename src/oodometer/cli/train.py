@@ -44,7 +44,7 @@ class Options:
 
     data: Annotated[str, tyro.conf.arg(metavar="DATA")]
     """Images with labels to train on."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
     """Folder of the training: checkpoints, weights, facts, banks."""
     recipe: str = "crossentropy"
     """crossentropy, confidnet, devries or deepgamblers."""
@@ -101,10 +101,16 @@ def _train(options: Options) -> int:
         train, val = training.held_out(rows, options.val_share, options.seed)
     # Read before training, so that a mistyped name does not cost one.
     others = {name: training.read_images(text) for name, text in named.items()}
-    device = _device(options.device)
     with _progress() as tell:
         network = training.fit(
-            recipe, architecture, train, val, seed=options.seed, device=device, checkpoints=options.out, tell=tell
+            recipe,
+            architecture,
+            train,
+            val,
+            seed=options.seed,
+            device=options.device,
+            checkpoints=options.out,
+            tell=tell,
         )
     network.save(options.out)
     sets = {"train": train, **others} if others else {}
@@ -144,16 +150,6 @@ def _named(groups: list[tuple[str, ...]]) -> dict[str, str]:
             raise OodometerError(f"--bank {text!r}: write NAME=DATA with a name of its own ('train' is taken)")
         found[name] = data
     return found
-
-
-def _device(named: str) -> str:
-    import torch
-
-    if named != "auto":
-        return named
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 # ---------------------------------------------------------------------------------------------- output

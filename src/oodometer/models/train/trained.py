@@ -212,8 +212,17 @@ def opened(folder: str | Path, *, device: str = "cpu") -> Trained:
     return Trained(network, recipe, architecture, facts, torch.device(device))
 
 
+def fastest() -> torch.device:
+    """CUDA, Apple's MPS, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
 def device_of(bank: Bank, named: str = "") -> torch.device:
-    """The named device, or the one that the bank's images are on."""
+    """The named device ("auto": the fastest there is), or the one that the bank's images are on."""
+    if named == "auto":
+        return fastest()
     column = bank[IMAGES] if IMAGES in bank.columns else None
     if named:
         try:
