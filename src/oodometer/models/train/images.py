@@ -7,10 +7,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from oodometer.arrays import Array, take_rows, to_numpy
+from oodometer.arrays import Array, Ints, row_bytes, to_numpy
 from oodometer.bank import Bank
 from oodometer.errors import OodometerError
 
@@ -28,23 +29,33 @@ class Images:
 
     def __init__(self, bank: Bank, device: torch.device) -> None:
         self.shape = _checked_shape(bank)
-        self._device = device
-        column = bank[IMAGES]
-        held = _bytes(column) <= HELD_BYTES
-        self._column: Any = torch.as_tensor(_plain(column), device=device) if held else column
+        self._bank, self._device = bank, device
+        held = len(bank) * row_bytes(sample(bank)) <= HELD_BYTES
+        self._held = torch.as_tensor(_plain(bank[IMAGES]), device=device) if held else None
 
     def __len__(self) -> int:
-        return int(self._column.shape[0])
+        return len(self._bank)
 
     def numbers(self, rows: Tensor) -> Tensor:
         """Row numbers where `at` wants them: one move for a whole epoch, since a move a batch stalls the device."""
-        return rows.to(self._column.device) if isinstance(self._column, Tensor) else rows
+        return rows if self._held is None else rows.to(self._held.device)
 
     def at(self, rows: Tensor) -> Tensor:
         """Rows by number."""
-        if isinstance(self._column, Tensor):
-            return _channels_first(self._column[rows])
-        return _channels_first(torch.as_tensor(_plain(take_rows(self._column, rows.numpy()))).to(self._device))
+        if self._held is not None:
+            return _channels_first(self._held[rows])
+        return _channels_first(torch.as_tensor(self._read(rows.numpy())).to(self._device))
+
+    def _read(self, index: Ints) -> NDArray[Any]:
+        """Rows gathered part by part, so that nothing but them is read."""
+        first = to_numpy(sample(self._bank))
+        found, start = np.empty((len(index), *first.shape[1:]), first.dtype), 0
+        for part in self._bank.parts:
+            inside = np.flatnonzero((index >= start) & (index < start + len(part)))
+            if len(inside):
+                found[inside] = to_numpy(part.rows(index[inside] - start)[IMAGES])
+            start += len(part)
+        return found
 
     def batches(self, rows: int) -> Iterator[tuple[slice, Tensor]]:
         """All rows in order, with their place."""
@@ -63,6 +74,11 @@ class Images:
         return mean.float(), torch.where(spread > 1e-6, spread, 1.0).float()
 
 
+def sample(bank: Bank) -> Array:
+    """No rows of the images: their shape, type and device, without reading any."""
+    return bank.rows(slice(0, 0))[IMAGES]
+
+
 def scaled(pixels: Tensor) -> Tensor:
     """8-bit pixels as 0…1; floating-point input as it stands."""
     return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
@@ -75,14 +91,14 @@ def _checked_shape(bank: Bank) -> tuple[int, ...]:
             f"training needs the images themselves; the bank has {', '.join(bank.columns)}: "
             "make one with Bank(images=pixels, labels=y), pixels 8-bit, rows × height × width (× channels)"
         )
-    sample = to_numpy(bank.rows(slice(0, 1))[IMAGES])
-    whole = sample.dtype.kind in "iub" and sample.dtype != np.uint8
-    if whole or sample.ndim not in (3, 4, 5) or 0 in sample.shape[1:]:
+    none = to_numpy(sample(bank))
+    whole = none.dtype.kind in "iub" and none.dtype != np.uint8
+    if whole or none.ndim not in (3, 4, 5) or 0 in none.shape[1:]:
         raise OodometerError(
             "images must be 8-bit pixels (uint8) or floats, rows × height × width, with channels last or second "
-            f"(videos: rows × channels × frames × height × width); found {sample.dtype}, rows of {sample.shape[1:]}"
+            f"(videos: rows × channels × frames × height × width); found {none.dtype}, rows of {none.shape[1:]}"
         )
-    return tuple(_channels_first(torch.zeros(0, *sample.shape[1:])).shape[1:])
+    return tuple(_channels_first(torch.zeros(0, *none.shape[1:])).shape[1:])
 
 
 def _channels_first(x: Tensor) -> Tensor:
@@ -91,10 +107,6 @@ def _channels_first(x: Tensor) -> Tensor:
     if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
         return x.permute(0, 3, 1, 2)
     return x
-
-
-def _bytes(column: Array) -> int:
-    return int(np.prod(column.shape)) * int(getattr(column, "itemsize", 1))
 
 
 def _plain(column: Array) -> Any:

@@ -21,7 +21,7 @@ from oodometer.detectors.mcd import dropout_masks
 from oodometer.errors import OodometerError
 from oodometer.models.train import architectures, recipes
 from oodometer.models.train.checkpoints import FINISHED, Folder, Shelf, read, write
-from oodometer.models.train.images import IMAGES, Images
+from oodometer.models.train.images import IMAGES, Images, sample
 from oodometer.models.train.loop import EVALUATED_ROWS, Data, Stage, Tell, deterministic, initialised, train
 from oodometer.models.train.network import Network, restore, state_of
 from oodometer.models.train.recipes import Recipe
@@ -62,7 +62,7 @@ class Trained:
         """
         columns = self._columns(bank, passes)
         kept = {name: bank[name] for name in bank.columns if not _is_replaced(name)}
-        if not isinstance(bank[IMAGES], np.ndarray):
+        if not isinstance(sample(bank), np.ndarray):
             moved = {name: torch.as_tensor(value, device=self.device) for name, value in columns.items()}
             return Bank({**kept, **moved}, head=self.head, provenance={"network": self.facts})
         return Bank({**kept, **columns}, head=self.head, provenance={"network": self.facts})
@@ -223,7 +223,7 @@ def device_of(bank: Bank, named: str = "") -> torch.device:
     """The named device ("auto": the fastest there is), or the one that the bank's images are on."""
     if named == "auto":
         return fastest()
-    column = bank[IMAGES] if IMAGES in bank.columns else None
+    column = sample(bank) if IMAGES in bank.columns else None
     if named:
         try:
             return torch.empty(0, device=named).device
@@ -367,7 +367,7 @@ def _check_rows(train: Bank, val: Bank) -> int:
                 f"training needs {' and '.join(missing)}; the {role} bank has {', '.join(bank.columns)}: make one with "
                 "Bank(images=pixels, labels=y)"
             )
-        row = derived.first_bad_row(bank, IMAGES) if _is_float(bank[IMAGES]) else None
+        row = derived.first_bad_row(bank, IMAGES) if _is_float(sample(bank)) else None
         if row is not None:
             raise OodometerError(f"image {row} of the {role} bank has NaN or infinity: drop such rows")
     return _check_labels(train.labels, val.labels)
