@@ -170,15 +170,14 @@ SUMMED_ROWS = 128
 
 def column_sums(x: Array) -> Array:
     """Sum of all rows, in float64 and where the rows are; finite if and only if every entry is."""
-    if isinstance(x, np.ndarray) and x.dtype == np.float32:
-        whole = len(x) // SUMMED_ROWS * SUMMED_ROWS
-        with np.errstate(over="ignore", invalid="ignore"):
-            groups = x[:whole].reshape(-1, SUMMED_ROWS, *x.shape[1:]).sum(axis=1)
-            sums = groups.sum(axis=0, dtype=np.float64) + x[whole:].sum(axis=0)
-        if np.isfinite(sums).all():
-            return np.asarray(sums)
     xp = namespace(x)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        if x.dtype == xp.float32:
+            whole = x.shape[0] // SUMMED_ROWS * SUMMED_ROWS
+            groups = xp.sum(xp.reshape(x[:whole, ...], (-1, SUMMED_ROWS, *x.shape[1:])), axis=1)
+            sums = xp.sum(groups, axis=0, dtype=xp.float64) + xp.sum(x[whole:, ...], axis=0)
+            if bool(xp.all(xp.isfinite(sums))):
+                return sums
         return xp.sum(x, axis=0, dtype=xp.float64)
 
 
@@ -359,9 +358,10 @@ def _top_of_groups(products: Array, k: int, xp: ModuleType) -> Array:
     groups = width // GROUP
     if groups < 4 * k or not hasattr(products, "topk"):
         return largest_values(products, k, xp)
-    split = xp.reshape(products[:, : groups * GROUP], (n, groups, GROUP))
-    best = xp.max(split, axis=-1).topk(k, dim=-1, sorted=False).indices
-    pool = xp.reshape(xp.take_along_axis(split, best[:, :, None], axis=1), (n, k * GROUP))
+    # A group's columns lie far apart, so that the maxima are taken of whole stretches of memory.
+    split = xp.reshape(products[:, : groups * GROUP], (n, GROUP, groups))
+    best = xp.max(split, axis=1).topk(k, dim=-1, sorted=False).indices
+    pool = xp.reshape(xp.take_along_axis(split, best[:, None, :], axis=2), (n, GROUP * k))
     return largest_values(xp.concat([pool, products[:, groups * GROUP :]], axis=1), k, xp)
 
 
@@ -414,14 +414,27 @@ def psd_eigh(
     return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
 
 
-def pinv_rank_aware(matrix: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float64], int]:
+CLEAR = 1e-5
+"""Eigenvalues of a Gram matrix above this share of the largest keep ten digits."""
+
+
+def pinv_rank_aware(matrix: npt.NDArray[Any], near: Array | None = None) -> tuple[npt.NDArray[np.float64], int]:
     """Pseudo-inverse and rank, with the cut-off that the precision of the STORED matrix allows.
 
     A head's rows nearly sum to zero; inverting that spurious singular value would put the origin anywhere.
     """
     stored = matrix.dtype if matrix.dtype.kind == "f" else np.dtype(np.float32)
-    u, s, vt = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
-    rank = int((s > max(matrix.shape) * np.finfo(stored).eps * s[0]).sum()) if s.size else 0
-    if rank == 0:
+    cut, wide = max(matrix.shape) * float(np.finfo(stored).eps), matrix.shape[0] <= matrix.shape[1]
+    size = np.abs(matrix).max(initial=0.0).astype(np.float64)
+    if size == 0:
         raise OodometerError("the head's weight is zero: a pseudo-inverse needs at least one non-zero row")
-    return (vt[:rank].T / s[:rank]) @ u[:, :rank].T, rank
+    matrix = matrix / size  # in float64, and so that no square overflows
+    values, vectors = psd_eigh(matrix @ matrix.T if wide else matrix.T @ matrix, near)
+    kept = values > CLEAR * values[0]
+    if (kept | (values < (cut**2) * values[0])).all():
+        # A⁺ = Aᵀ(AAᵀ)⁺ = (AᵀA)⁺Aᵀ, several times cheaper than a decomposition of A and as good for such a spectrum.
+        inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
+        return (matrix.T @ inverse if wide else inverse @ matrix.T) / size, int(kept.sum())
+    u, s, vt = np.linalg.svd(matrix, full_matrices=False)
+    rank = int((s > cut * s[0]).sum())
+    return (vt[:rank].T / s[:rank]) @ u[:, :rank].T / size, rank

@@ -512,7 +512,7 @@ def origin(bank: Bank) -> tuple[F64, int]:
     head = bank.head
 
     def compute() -> tuple[F64, int]:
-        inverse, rank = arrays.pinv_rank_aware(to_numpy(head.weight))
+        inverse, rank = arrays.pinv_rank_aware(to_numpy(head.weight), bank.sample)
         return -(inverse @ to_numpy(head.bias).astype(np.float64)), rank
 
     return _memory.get(bank, "origin", compute)

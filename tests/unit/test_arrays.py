@@ -101,6 +101,18 @@ def test_n29_a_spurious_singular_value_does_not_enter_the_pseudo_inverse() -> No
     np.testing.assert_allclose(inverse, np.linalg.pinv(weight.astype(np.float64), rcond=1e-5), atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (1, 4), (4, 1)])
+@pytest.mark.parametrize("smallest", [1.0, 1e-2, 1e-4])
+def test_the_pseudo_inverse_of_any_shape_and_condition(shape: tuple[int, int], smallest: float) -> None:
+    rng = np.random.default_rng(0)
+    u, _, vt = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
+    weight = (u * np.geomspace(1.0, smallest, min(shape))) @ vt
+    inverse, rank = arrays.pinv_rank_aware(weight.astype(np.float32))
+    assert rank == min(shape)
+    expected = np.linalg.pinv(weight.astype(np.float32).astype(np.float64))
+    np.testing.assert_allclose(inverse, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+
+
 def test_a_zero_head_has_no_pseudo_inverse() -> None:
     with pytest.raises(OodometerError, match="zero"):
         arrays.pinv_rank_aware(np.zeros((3, 4), np.float32))
@@ -157,3 +169,57 @@ def test_column_sums_are_exact_and_finite_if_and_only_if_every_entry_is() -> Non
     for value in (np.nan, np.inf):
         large[123, 1] = value
         assert np.isfinite(arrays.column_sums(large)).tolist() == [True, False]
+
+
+@pytest.mark.torch
+@given(hnp.arrays(np.int64, st.integers(1, 30), elements=st.integers(0, 4)))
+def test_sums_over_sorted_segments_are_those_of_the_sparse_product(labels: np.ndarray) -> None:
+    """What an accelerator does with PyTorch's segments; the last of them is left out."""
+    import torch
+
+    x = RNG.standard_normal((len(labels), 3)).astype(np.float32)
+    found = arrays._sorted_sums(torch.tensor(x), labels, 5).numpy()
+    np.testing.assert_allclose(found[:4], arrays.segment_sums(x, labels, 4), atol=1e-12)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("width", "k"), [(1000, 3), (1003, 15), (64, 1), (50, 10), (1003, 1003)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_largest_lie_in_the_groups_of_the_largest_maxima(width: int, k: int, ties: bool) -> None:
+    import array_api_compat.torch as xp
+    import torch
+
+    x = RNG.standard_normal((20, width))
+    x = x.round(1) if ties else x
+    expected = -np.sort(-x, axis=1)[:, :k]
+    for found in (arrays._top_of_groups(torch.tensor(x), k, xp), arrays.largest_values(torch.tensor(x), k, xp)):
+        np.testing.assert_array_equal(-np.sort(-found.numpy(), axis=1), expected)
+    np.testing.assert_array_equal(-np.sort(-arrays.largest_values(x, k, np), axis=1), expected)
+
+
+@pytest.mark.torch
+def test_frozen_values_are_sent_once_and_cannot_change() -> None:
+    import torch
+
+    values = np.arange(6.0).reshape(2, 3)
+    kept, reference = arrays.frozen(values), torch.zeros(1)
+    sent = arrays.like(kept, reference)
+    assert sent.dtype == torch.float32
+    assert arrays.like(kept, reference) is sent
+    assert arrays.like(values, reference) is not arrays.like(values, reference)
+    assert arrays.like(kept, torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0, 0] = 1.0
+    size = len(arrays._SENT)
+    del kept
+    assert len(arrays._SENT) == size - 1  # the copies go with the values
+
+
+@pytest.mark.torch
+def test_row_functions_of_torch_are_those_of_numpy() -> None:
+    import array_api_compat.torch as xp
+    import torch
+
+    x = 30 * np.random.default_rng(1).standard_normal((9, 20))
+    for function in (arrays.logsumexp, arrays.softmax, arrays.log_softmax, arrays.norms, arrays.absolute_sums):
+        np.testing.assert_allclose(function(torch.tensor(x), xp).numpy(), function(x, np), rtol=1e-12, atol=1e-12)

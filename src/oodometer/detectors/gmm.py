@@ -65,6 +65,7 @@ class GMM(Detector):
             weights, means, covariances = self._by_number(train)
         centers = means if self.covariance == "full" else [derived.mean(train)]
         self.whitenings_ = [_whitening(c, center, train) for c, center in zip(covariances, centers, strict=True)]
+        self.log_scales_ = [_log_scale(whitening) for whitening in self.whitenings_]
         self.points_ = self.whitenings_[0].points(means)
         self.log_weights_ = np.log(weights)
 
@@ -103,13 +104,14 @@ class GMM(Detector):
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         h = double(derived.features(bank))
         if self.covariance == "full":
-            columns = [_log_density(w(h), w, xp) for w in self.whitenings_]
+            columns = [
+                _log_density(w(h), scale, xp) for w, scale in zip(self.whitenings_, self.log_scales_, strict=True)
+            ]
             return -logsumexp(xp.stack(columns, axis=-1) + like(self.log_weights_, h), xp)
         # log N(h; m_k, Σ) = log N(h; centre, Σ) + x·p_k − ‖p_k‖²/2 in whitened coordinates about a common centre.
-        whitening = self.whitenings_[0]
-        x = whitening(h)
+        x = self.whitenings_[0](h)
         offsets = self.log_weights_ - 0.5 * np.einsum("ij,ij->i", self.points_, self.points_)
-        return -_log_density(x, whitening, xp) - logsumexp(x @ like(self.points_, x).T + like(offsets, x), xp)
+        return -_log_density(x, self.log_scales_[0], xp) - logsumexp(x @ like(self.points_, x).T + like(offsets, x), xp)
 
 
 def _class_covariance(train: Bank, label: int, mean: F64, count: int) -> F64:
@@ -139,7 +141,11 @@ def _whitening(covariance: F64, center: F64, train: Bank) -> Whitening:
     return whitening
 
 
-def _log_density(x: Array, whitening: Whitening, xp: ModuleType) -> Array:
-    """log N of whitened rows: the columns of the whitening have lengths λ^(−1/2)."""
-    log_scale = float(np.log(np.linalg.norm(whitening.basis, axis=0)).sum())
+def _log_scale(whitening: Whitening) -> float:
+    """−½ log det Σ: the columns of the whitening have lengths λ^(−1/2)."""
+    return float(np.log(np.linalg.norm(whitening.basis, axis=0)).sum())
+
+
+def _log_density(x: Array, log_scale: float, xp: ModuleType) -> Array:
+    """log N of whitened rows."""
     return -0.5 * xp.sum(x * x, axis=-1) + (log_scale - 0.5 * x.shape[-1] * math.log(2 * math.pi))

@@ -71,7 +71,8 @@ def nearest_squared(x: Array, points: Array, xp: ModuleType) -> Array:
     """min over points of ‖x − point‖², one product for all points, never below zero."""
     p = like(points, x)
     # ‖x − p‖² = ‖x‖² + (‖p‖² − 2x·p): the bracket alone decides which point is nearest.
-    bracket = xp.sum(p * p, axis=-1)[None, :] - 2 * (x @ p.T)
+    bracket = x @ (-2 * p).T
+    bracket += xp.sum(p * p, axis=-1)[None, :]
     best = xp.min(bracket, axis=-1) + xp.sum(x * x, axis=-1)
     return xp.where(best > 0, best, xp.zeros_like(best))
 

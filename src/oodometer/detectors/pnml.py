@@ -43,7 +43,8 @@ class PNML(Detector):
             raise OodometerError(
                 "pnml: the regret is divided by log C, which is 0 for 1 class: give at least 2 classes"
             )
-        values, self.vectors_ = psd_eigh(bordered_gram(derived.moments(train, unit=True)), train.sample)
+        values, vectors = psd_eigh(bordered_gram(derived.moments(train, unit=True)), train.sample)
+        self.offset_, self.directions_ = vectors[0], vectors[1:]
         # An eigenvalue below this is the round-off of the sums in the largest.
         kept = values > len(values) * np.finfo(np.float64).eps * values[0]
         self.inverses_ = np.where(kept, 1 / np.where(kept, values, 1.0), 0.0)
@@ -64,7 +65,7 @@ class PNML(Detector):
 
     def _learnability(self, h: Array, xp: ModuleType) -> Array:
         """g: how far one more training row at x̃ could move its own logits."""
-        y = h @ like(self.vectors_[1:], h) + like(self.vectors_[0], h)
+        y = h @ like(self.directions_, h) + like(self.offset_, h)
         y *= y
         inside = y @ like(self.inverses_, y)
         outside = xp.sum(y[:, self.rank_ :], axis=-1)
