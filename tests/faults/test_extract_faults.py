@@ -180,6 +180,17 @@ def test_a_nan_of_the_network_names_row_and_column(tmp_path: Path, value: float)
     assert done(tmp_path / "bank") == 4
 
 
+@pytest.mark.parametrize("columns", [("features", "logits"), ("features",)])
+@pytest.mark.parametrize("rows", [[0], [2], list(range(ROWS))])
+def test_a_nan_in_the_first_batch_is_no_missing_head(rows: list[int], columns: tuple[str, ...]) -> None:
+    model = nn.Sequential(nn.Linear(6, CLASSES))
+    model.register_forward_hook(lambda _, args, output: torch.where(args[0][:, :1] == 99, torch.nan, output))
+    x = torch.randn(ROWS, 6)
+    x[rows, 0] = 99
+    with pytest.raises(OodometerError, match=rf"column 'logits' is NaN or infinite in row {rows[0]} of the array"):
+        oodometer.extract(model, x, columns=columns)
+
+
 def test_an_overflow_of_the_stored_precision_is_told_from_a_nan() -> None:
     x = torch.randn(ROWS, 6)
     x[6, 0] = 99
@@ -294,6 +305,24 @@ def test_a_damaged_progress_file_is_named(images: Path, tmp_path: Path) -> None:
     with pytest.raises(OodometerError, match=r"progress\.json is damaged .*overwrite=True"):
         extract(network(), images, out=out)
     assert len(extract(network(), images, out=out, overwrite=True)) == ROWS
+
+
+def test_a_file_in_the_place_of_the_folder_is_left_alone(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "bank").write_text("mine")
+    with pytest.raises(OodometerError, match="is a file"):
+        extract(network(), images, out=tmp_path / "bank")
+    assert (tmp_path / "bank").read_text() == "mine"
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OodometerError, match=r"000\.features\.npy needs 0\.00 GB, .* make room"):
+        extract(network(), images, out=tmp_path / "bank")
 
 
 def test_a_lost_column_is_named(images: Path, tmp_path: Path) -> None:

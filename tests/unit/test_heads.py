@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import oodometer  # noqa: E402
 from oodometer.errors import OodometerError  # noqa: E402
+from oodometer.models.building import build  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 CLASSES = 5
@@ -172,6 +174,21 @@ def test_torchscript_gives_the_same_bank(compile_: str) -> None:
     np.testing.assert_allclose(bank.features, eager.features, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(bank.head.weight, eager.head.weight)
     assert all(torch.equal(value, before[name]) for name, value in scripted.state_dict().items())
+
+
+def test_frozen_torchscript_is_known_by_its_constants(tmp_path: Path) -> None:
+    """Its parameters are part of the graph: without them two networks would pass for one."""
+    banks = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = ResNetLike().eval()
+        torch.jit.freeze(torch.jit.script(model)).save(str(tmp_path / "net.pt"))
+        built, _ = build(str(tmp_path / "net.pt"))
+        banks.append(oodometer.extract(built, images()))
+        with torch.no_grad():
+            np.testing.assert_allclose(banks[-1].logits, model(images()), rtol=1e-5, atol=1e-6)
+    one, other = (bank.provenance["extraction"]["weights"] for bank in banks)
+    assert one != other
 
 
 def test_compiled_and_parallel_wrappers_are_looked_into() -> None:

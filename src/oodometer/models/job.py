@@ -190,6 +190,7 @@ class _Passes:
     store: Store
     piece: int = 1 << 30
     network: Network | None = field(default=None, init=False)
+    _labels_known: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.model, torch.jit.ScriptModule):
@@ -267,6 +268,8 @@ class _Passes:
                 self.network, output = self._discovered(inputs)
             else:
                 output = self.network(inputs)
+            if "logits" not in self.job.shared:
+                self._check_finite("logits", output.logits.detach(), row)
             self._check_labels(batch, output.logits.shape[1])
             found = self._shared(output) | self._produced(inputs, output)
         return {name: self._stored(name, x, len(piece), row) for name, x in found.items()}
@@ -311,15 +314,17 @@ class _Passes:
             raise OodometerError(f"column {name!r}: {rows} rows went in, {len(x)} came out")
         x = x.detach()
         if x.is_floating_point():
-            kept = x.to(getattr(torch, self.job.settings.dtype))
-            good = torch.isfinite(kept.reshape(rows, -1)).all(dim=1)
-            if not bool(good.all()):
-                self._not_finite(name, x, row + int((~good).nonzero()[0, 0]), row)
-            x = kept
+            x = self._check_finite(name, x, row)
         return np.ascontiguousarray(to_numpy(x))
 
-    def _not_finite(self, name: str, x: Tensor, bad: int, row: int) -> None:
-        overflow = bool(torch.isfinite(x[bad - row]).all())
+    def _check_finite(self, name: str, x: Tensor, row: int) -> Tensor:
+        """The column in its stored precision; an error names the first row that is not finite in it."""
+        kept = x.to(getattr(torch, self.job.settings.dtype))
+        good = torch.isfinite(kept.reshape(len(x), -1)).all(dim=1)
+        if bool(good.all()):
+            return kept
+        place = int((~good).nonzero()[0, 0])
+        bad, overflow = row + place, bool(torch.isfinite(x[place]).all())
         what = f"is too large for {self.job.settings.dtype}" if overflow else "is NaN or infinite"
         how = "store float32" if overflow else "look at this input and at the network's weights"
         if not overflow and self.job.settings.amp is not None:
@@ -328,9 +333,10 @@ class _Passes:
 
     def _check_labels(self, batch: Batch, classes: int) -> None:
         """Labels of in-distribution rows are classes of the network; lists of outliers say −1 throughout."""
-        if self.job.settings.ood or LABELS not in self.job.shared:
-            return
         known = self.job.source.labels.get(LABELS)
+        if self.job.settings.ood or LABELS not in self.job.shared or (known is not None and self._labels_known):
+            return
+        self._labels_known = True
         first = self.rows.start if known is not None else batch.start
         labels = known[self.rows.start : self.rows.stop] if known is not None else batch.labels.get(LABELS)
         if labels is None or bool((labels < 0).all()):

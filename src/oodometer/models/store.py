@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -108,12 +110,16 @@ class Store:
         if self.folder is None:
             return np.empty(shape, sample.dtype)
         file = self.folder / f"{place:03d}.{_safe(name)}.npy"
-        return np.lib.format.open_memmap(file, mode="w+", dtype=sample.dtype, shape=shape)
+        column = np.lib.format.open_memmap(file, mode="w+", dtype=sample.dtype, shape=shape)
+        _reserve(file)
+        return column
 
     def _files(self) -> dict[str, str]:
         return {name: f"{place:03d}.{_safe(name)}.npy" for place, name in enumerate(self.columns)}
 
     def _resume(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise OodometerError(f"{folder} is a file: choose another folder for the bank")
         found = _read_json(folder / PROGRESS)
         if found is None:
             if not any(folder.iterdir()):
@@ -150,6 +156,24 @@ def finished(folder: Path, key: Mapping[str, Any]) -> Bank | None:
             "overwrite=True (--overwrite)"
         )
     return bank
+
+
+def _reserve(file: Path) -> None:
+    """Take the space now: a mapped file that outgrows its disk ends the process without a word."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    size = file.stat().st_size
+    try:
+        with file.open("r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return  # a file system that cannot reserve
+        free = shutil.disk_usage(file.parent).free
+        raise OodometerError(
+            f"{file} needs {size / 1e9:.2f} GB, {free / 1e9:.2f} GB are free: make room, choose another folder, fewer "
+            "layers or dtype='float16'"
+        ) from None
 
 
 def _safe(name: str) -> str:

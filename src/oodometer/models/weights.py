@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -97,7 +97,7 @@ def _some(names: list[str]) -> str:
 def weights_digest(model: nn.Module) -> str:
     """SHA-256 of all parameters and buffers with their names: equal for equal networks on every machine."""
     found = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    for name, value in [*sorted(model.state_dict().items()), *_constants(model)]:
         if not isinstance(value, Tensor):
             found.update(f"{name}:{value!r}\n".encode())
             continue
@@ -106,3 +106,16 @@ def weights_digest(model: nn.Module) -> str:
         plain = value.detach().cpu().contiguous().reshape(-1)
         found.update(plain.view(torch.uint8).numpy().data if plain.numel() else b"")
     return found.hexdigest()
+
+
+def _constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a frozen TorchScript module, whose parameters have become constants of its graph."""
+    if not isinstance(model, torch.jit.ScriptModule) or not hasattr(model, "forward"):
+        return
+    nodes = list(model.inlined_graph.nodes())
+    for place, node in enumerate(nodes):
+        for block in node.blocks():
+            nodes.extend(block.nodes())  # read by this very loop
+        value = node.output().toIValue() if node.kind() == "prim::Constant" and node.outputsSize() == 1 else None
+        if isinstance(value, Tensor):
+            yield f"constant {place}", value
