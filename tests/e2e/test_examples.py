@@ -135,7 +135,7 @@ def test_dcv_rood_fidelity_on_real_images(tmp_path):
 
 def check_fidelity(out, folder):
     """The printed rates are those of the two runs' tables; both runs have all methods and rows."""
-    metrics = ["tpr5", "auroc", "aupr_ood", "f1_max_ood", "acc90"]
+    metrics = ["tpr5", "auroc", "aupr_id", "f1_max_id", "acc90"]
     tables = {name: pd.read_csv(folder / "runs" / name / "results.csv") for name in ("truth", "cv")}
     for table, draws in ((tables["truth"], 3), (tables["cv"], 10)):
         assert table["detector"].nunique() == 8
