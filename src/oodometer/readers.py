@@ -66,6 +66,8 @@ def _read_npz(path: Path) -> Arrays:
     except ValueError as error:
         if isinstance(error, OodometerError):
             raise
+        if not zipfile.is_zipfile(path):  # NumPy takes whatever it does not know for a pickle
+            raise OodometerError(f"{path} is truncated or no .npz file (no archive): copy or write it again") from None
         raise OodometerError(
             f"{path} cannot be read without unpickling ({error}). Pickles can run code and are never opened: "
             "save plain numeric arrays"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 import oodometer
 from oodometer import Bank, Head, metrics
-from oodometer.cli import main
+from oodometer.cli import COMMANDS, main
 from oodometer.errors import OodometerError
 
 CLASSES, WIDTH = 4, 8
@@ -97,3 +100,157 @@ def test_a_detector_that_borrows_the_head_names_the_wrong_width() -> None:
     train = Bank(features=arrays["features"], labels=arrays["labels"], head=Head(arrays["W"], arrays["b"]))
     with pytest.raises(OodometerError, match=r"energy: rows of 'features' have shape \(3,\), the training bank's head"):
         oodometer.create("energy").fit(train).score(Bank(features=np.ones((5, 3))))
+
+
+# --- names, help, output ----------------------------------------------------------------------------------------
+
+
+def test_help_of_a_command_has_two_spellings(run: Any) -> None:
+    assert run("help", "score") == run("score", "--help")
+    assert run("help", "guard", "fit") == run("guard", "fit", "--help")
+    assert run("help")[1].startswith("usage: oodometer COMMAND")
+
+
+PAGES = [(name,) for name in COMMANDS if name != "guard"] + [("guard", action) for action in ("fit", "check", "apply")]
+
+
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_help_speaks_of_what_can_be_typed(run: Any, words: tuple[str, ...]) -> None:
+    code, out, err = run(*words, "--help")
+    assert (code, err) == (0, "")
+    for wrong in ("None}", "(default: )", "(default: None)", "(default: False)", "STR"):
+        assert wrong not in out
+    if re.search(r"│ .*--out [A-Z]", out):
+        assert "│ -o " in out
+    if words[-1] not in ("init", "demo", "report"):
+        assert ("--json" in out) == (words[-1] != "split")
+
+
+def test_no_number_is_cut_off_on_a_narrow_terminal(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("score", "--train", "train.npz", "--id", "id.npz", "--ood", "svhn.npz", "--detector", "msp", "knn", "-o", "s")
+    wide = run("metrics", "s/scores.csv")[1]
+    for columns_ in ("30", "60"):
+        monkeypatch.setenv("COLUMNS", columns_)
+        narrow = run("metrics", "s/scores.csv")[1]
+        assert narrow.split() == wide.split()
+        assert "…" not in run("list", "vim")[1].replace("score … --detector", "")
+
+
+def test_two_banks_of_one_name_are_refused_everywhere(run: Any) -> None:
+    twice = ("--ood", "svhn.npz", "./svhn.npz")
+    run("guard", "fit", "--detector", "msp", "--train", "train.npz", "--calibration", "val.npz", "--out", "g")
+    for words in (
+        ("init", "x.toml", "--id", "id.npz", *twice),
+        ("split", "--id", "id.npz", *twice, "--out", "x"),
+        ("guard", "check", "g", "--id", "id.npz", *twice),
+        ("score", "--id", "id.npz", *twice, "--detector", "msp", "--out", "x"),
+    ):
+        code, out, err = run(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "are named 'svhn': give each a name of its own" in err
+    assert not Path("x.toml").exists()
+
+
+def test_a_study_file_for_features_without_a_head_keeps_the_classifier_of_the_id_bank(run: Any) -> None:
+    Path("deep/er").mkdir(parents=True)
+    np.savez("ö ä.npz", **columns(8, 60, 0.6, head=False))
+    code, out, _ = run("init", "deep/er/s.toml", "--id", "id.npz", "--ood", "svhn.npz", "far=dtd.npz", "ö ä.npz")
+    assert (code, out) == (0, "deep/er/s.toml\n")
+    text = Path(out.strip()).read_text()
+    made = tomllib.loads(text)
+    assert made["trainer"]["name"] == "frozen"
+    banks = {name: one["bank"] for name, one in made["data"]["ood"].items()}
+    assert banks == {"svhn": "../../svhn.npz", "far": "../../dtd.npz", "ö ä": "../../ö ä.npz"}
+    assert "[data.ood.svhn]" in text and '[data.ood."ö ä"]' in text
+    code, out, err = run("run", "deep/er/s.toml", "--set", "split.folds=2", "metrics=['auroc']", "-o", "r")
+    assert code == 0, err
+    assert "Mean ± standard deviation of 2 values (folds × repeats), as fractions." in out
+
+
+# --- score ------------------------------------------------------------------------------------------------------
+
+
+def test_score_lends_the_id_head_without_training_rows(run: Any) -> None:
+    code, out, _ = run("score", "--id", "id.npz", "--ood", "svhn.npz", "--detector", "energy", "-o", "s", "--json")
+    assert code == 0
+    assert json.loads(out) == {"table": "s/scores.csv", "detectors": ["energy"], "failed": {}}
+    with np.load("id.npz") as inside, np.load("svhn.npz") as outside:
+        bank = Bank(features=outside["features"], head=Head(inside["W"], inside["b"]))
+    assert np.load("s/energy/svhn.npy").tobytes() == oodometer.create("energy").score(bank).tobytes()
+
+
+def test_score_names_the_bank_that_fails(run: Any) -> None:
+    bad = columns(9, 50)
+    bad["features"][7, 1] = np.nan
+    np.savez("bad.npz", **bad)
+    arguments = ("--train", "train.npz", "--id", "id.npz", "--ood", "svhn.npz", "bad.npz", "-o", "s")
+    code, out, err = run("score", *arguments, "--detector", "knn:k=5", "--json")
+    assert code == 1
+    failed = json.loads(out)["failed"]
+    assert failed["knn:k=5"].startswith("test bank 'bad': knn: column 'features'")
+    assert "in row 7" in err
+    np.savez("narrow.npz", features=np.ones((5, 3)))
+    code, _, err = run("score", "--id", "id.npz", "--ood", "narrow.npz", "--detector", "msp", "-o", "s2")
+    assert code == 2
+    assert "test bank 'narrow': rows of 'features' have shape (3,), the head of the other banks reads 8" in err
+
+
+def test_bytes_that_are_no_archive_are_not_called_a_pickle(run: Any) -> None:
+    Path("noise.npz").write_bytes(bytes(range(256)) * 50)
+    code, _, err = run("score", "--id", "noise.npz", "--detector", "msp", "-o", "s")
+    assert code == 2
+    assert "noise.npz is truncated or no .npz file" in err and "pickle" not in err
+
+
+# --- run --------------------------------------------------------------------------------------------------------
+
+
+def test_one_reason_for_many_failed_cells_is_told_once(run: Any, here: Path) -> None:
+    path = study(here)
+    path.write_text(path.read_text().replace('"energy"', '{name = "vim", dim = 99}'))
+    code, out, err = run("run", path, "-o", "r")
+    assert code == 1
+    assert err.count("failed:") == 1
+    more = len(oodometer.Results.open("r").failed) - 1
+    assert more > 1
+    assert err.startswith(f'failed: vim {{"dim": 99}}, fold 0, without exposure, and {more} more cells: vim: dim=99')
+    assert "msp" in out
+    path.write_text(path.read_text().replace('"msp", ', ""))
+    code, out, err = run("run", path, "-o", "r2")
+    assert (code, out) == (1, "")
+    assert "r2: every cell failed; run.json has the errors" in err
+
+
+# --- guard ------------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_speaks_json_for_a_program(run: Any) -> None:
+    fit = ("guard", "fit", "--detector", "vim:dim=4", "--train", "train.npz", "--calibration", "val.npz", "-o", "g")
+    code, out, err = run(*fit, "--json")
+    assert (code, err) == (0, "")
+    made = json.loads(out)
+    guard = oodometer.Guard.load("g")
+    assert (made["guard"], made["threshold"]) == ("g", guard.threshold)
+    assert made["promised"] == guard.calibration.rate
+    code, out, _ = run("guard", "apply", "g", "svhn.npz", "-o", "d.csv", "--json")
+    told = json.loads(out)
+    with np.load("svhn.npz") as arrays:
+        decision = guard(features=arrays["features"]).decision
+    assert (code, told["decisions"], told["rows"], told["alarms"]) == (0, "d.csv", 120, int(decision.sum()))
+    assert told["shifted"] is (told["shifted_at"] is not None)
+
+
+def test_a_probability_of_nothing_is_not_called_zero(run: Any) -> None:
+    fit = ("guard", "fit", "--detector", "knn:k=5", "--train", "train.npz", "--calibration", "val.npz", "-o", "g")
+    run(*fit)
+    np.savez("noise.npz", features=9 * np.random.default_rng(0).standard_normal((4000, WIDTH)))
+    code, out, _ = run("guard", "check", "g", "--id", "noise.npz")
+    assert code == 1
+    assert "BREAKS the promise" in out and "(p < 0.0001)" in out
+    assert out.splitlines()[0].endswith("95 % interval")
+    assert "(p < 0.0001)" in run("guard", "apply", "g", "noise.npz", "-o", "d.csv")[1]
+
+
+def test_a_file_in_place_of_the_demos_folder(run: Any) -> None:
+    code, out, err = run("demo", "-o", "id.npz")
+    assert (code, out, err) == (2, "", "oodometer: --out id.npz is a file: give a folder\n")

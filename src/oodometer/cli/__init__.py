@@ -89,6 +89,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(_help(), file=sys.stderr)
         return MISUSE
     command, *rest = arguments
+    if command == "help" and rest:
+        command, rest = rest[0], [*rest[1:], "--help"]
     if command in ("-h", "--help", "help"):
         print(_help())
         return OK
@@ -119,7 +121,7 @@ options:
   --debug        show the traceback of an error (any command)
 
 example:
-  oodometer score --train train.npz --test id=test.npz svhn.npz \\
+  oodometer score --train train.npz --id test.npz --ood svhn.npz \\
       --detector msp knn vim --out scores
   oodometer metrics scores/scores.csv
 

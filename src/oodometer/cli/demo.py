@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from oodometer.cli import FAILED, OK, _terminal
+from oodometer.errors import OodometerError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,7 @@ example:
 class Options:
     """Where to write, and with how many processes."""
 
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("oodometer-demo")
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = Path("oodometer-demo")
     """Folder of the demo's files."""
     n_jobs: int = 1
     """Processes that share the folds (-1: one a core)."""
@@ -50,6 +51,8 @@ def main(arguments: list[str]) -> int:
     options = _terminal.parse(Options, arguments, command="demo", about=ABOUT)
     from oodometer import demo
 
+    if options.out.exists() and not options.out.is_dir():
+        raise OodometerError(f"--out {options.out} is a file: give a folder")
     start = time.perf_counter()
     with _progress() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

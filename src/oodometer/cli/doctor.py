@@ -134,21 +134,26 @@ def _machine_text(facts: dict[str, Any]) -> list[Any]:
     threads, torch = facts["threads"], facts["torch"]
     versions = "  ".join(f"{name} {version}" for name, version in facts["versions"].items())
     settings = "".join(f", {name}={value}" for name, value in threads["set_by"].items())
-    blas = f"{', '.join(threads['blas']) or 'unknown'} with {threads['blas_threads']} threads{settings}"
+    blas = f"{', '.join(threads['blas']) or 'unknown'} with {_count(threads['blas_threads'], 'thread')}{settings}"
     lines = {
         "python": f"{facts['python']} on {facts['platform']}",
         "libraries": versions,
-        "threads": f"{threads['cores']} cores; BLAS {blas}",
+        "threads": f"{_count(threads['cores'], 'core')}; BLAS {blas}",
         "torch": "not installed" if torch is None else f"{torch['version']}; {_gpus(torch)}",
     }
     table = _plain()
     for name, text in lines.items():
         table.add_row(Text(name, "dim"), Text(text))
     extras = _plain()
+    extras.columns[0].no_wrap = True
     for name, extra in facts["extras"].items():
         how = Text("installed", "green") if extra["installed"] else Text(extra["install"])
         extras.add_row(Text(name, "dim"), how, Text(extra["for"]))
     return [Text(f"oodometer {facts['oodometer']}", "bold"), table, Text("\nextras", "bold"), extras]
+
+
+def _count(n: int | None, noun: str) -> str:
+    return f"{'unknown' if n is None else n} {noun}{'' if n == 1 else 's'}"
 
 
 def _gpus(torch: dict[str, Any]) -> str:
@@ -170,7 +175,8 @@ def examine(paths: Sequence[str]) -> dict[str, list[Finding]]:
         except OodometerError as error:
             found[path] = [Finding("problem", str(error))]
             continue
-        found[path] = [Finding("ok", repr(bank)), *(finding for check in CHECKS for finding in check(bank))]
+        size = Finding("ok" if len(bank) else "problem", repr(bank))
+        found[path] = [size, *(finding for check in CHECKS for finding in check(bank))]
         if first is None:
             first = path, bank
         else:
@@ -207,12 +213,14 @@ def _labels(bank: Bank) -> Iterator[Finding]:
         return
     if len(outside):
         where = f"row {outside[0]} has label {labels[outside[0]]}, outside 0 … {classes - 1}"
-        yield Finding("problem", f"{where} ({len(outside):,} such rows): drop them or renumber the classes")
+        more = f" ({len(outside):,} such rows)" if len(outside) > 1 else ""
+        yield Finding("problem", f"{where}{more}: drop such rows or renumber the classes")
         return
     counts = np.bincount(labels, minlength=classes)
     empty = np.flatnonzero(counts == 0)
     if len(empty):
-        text = f"{len(empty)} of {classes} classes have no row ({_some(empty)}): class means leave them out"
+        has = "has" if len(empty) == 1 else "have"
+        text = f"{len(empty)} of {classes} classes {has} no row ({_some(empty)}): class means leave them out"
         yield Finding("note", text)
     else:
         yield Finding("ok", f"{classes} classes with {counts.min():,} to {counts.max():,} rows")
@@ -267,8 +275,6 @@ def _ranges(bank: Bank) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int
 
 def _head(bank: Bank) -> Iterator[Finding]:
     if bank.head is None:
-        if "features" in bank:
-            yield Finding("note", "no head: detectors that reweigh logits (react, ash, vim, …) need Head(W, b)")
         return
     weight = to_numpy(bank.head.weight).astype(np.float64)
     rank, full = int(np.linalg.matrix_rank(weight)), min(weight.shape)
@@ -283,13 +289,29 @@ def _detectors(bank: Bank) -> Iterator[Finding]:
     from oodometer.detectors import get, names
 
     lacking: dict[str, list[str]] = {}
+    able = 0
     for name in names():
         absent = sorted(need for need in get(name).card.needs if not _has(bank, need))
+        able += not absent
         if absent:
-            lacking.setdefault(", ".join(absent), []).append(name)
-    able = len(names()) - sum(map(len, lacking.values()))
-    text = "".join(f"; without {needs}: {_some(unable)}" for needs, unable in lacking.items())
-    yield Finding("ok" if able else "note", f"{able} of {len(names())} detectors can be fitted{text}")
+            lacking.setdefault(_remedy(bank, absent), []).append(name)
+    yield Finding("ok" if able else "note", f"{able} of {len(names())} detectors can be fitted")
+    for remedy, unable in sorted(lacking.items(), key=lambda item: item[0] == EXTRACTION):
+        yield Finding("ok" if remedy == EXTRACTION else "note", f"{len(unable)} more with {remedy}: {_some(unable)}")
+
+
+EXTRACTION = "columns that `oodometer extract` writes"
+
+
+def _remedy(bank: Bank, absent: Sequence[str]) -> str:
+    """What would let a detector be fitted that lacks these columns."""
+    if set(absent) - {"features", "head", "labels", "logits"}:
+        return EXTRACTION  # it says more than what else is missing
+    computed = {"logits"} if "features" in bank else set()
+    plain = [need for need in absent if need not in computed]
+    if computed & set(absent) and "head" not in plain:
+        plain.append("head")
+    return " and ".join("a head (W and b)" if need == "head" else need for need in plain)
 
 
 def _has(bank: Bank, need: str) -> bool:

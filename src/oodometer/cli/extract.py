@@ -44,7 +44,7 @@ class Options:
     """package.module:factory[:param=value,…], a TorchScript file or a Hugging Face folder."""
     data: Annotated[Path, tyro.conf.arg(metavar="DATA")]
     """A folder of images, an image list, a .npz, .npy, IDX or NIfTI file."""
-    out: Annotated[Path, tyro.conf.arg(metavar="BANK")]
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="BANK")]
     """Folder of the bank."""
     weights: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Weights for the model: .safetensors, .npz, .pt or .pth."""

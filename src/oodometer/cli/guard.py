@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -85,7 +85,7 @@ class FitOptions:
     """Training rows."""
     calibration: Annotated[Path, tyro.conf.arg(metavar="BANK")]
     """In-distribution rows that nothing was fitted or tuned on."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
     """Where the guard goes."""
     alpha: float = 0.05
     """The share of ID rows that may be flagged."""
@@ -99,6 +99,8 @@ class FitOptions:
     """OOD rows for --rule val; they are no test set any more."""
     overwrite: bool = False
     """Replace an earlier guard."""
+    json: bool = False
+    """Print JSON instead of text: the folder, the threshold, the facts."""
 
 
 @dataclass
@@ -112,9 +114,9 @@ class CheckOptions:
     ood: Annotated[_terminal.Many, tyro.conf.arg(metavar="[NAME=]BANK …")] = field(default_factory=list)
     """Out-of-distribution banks."""
     level: float = 0.95
-    """Of the intervals."""
+    """Confidence level of the intervals."""
     json: bool = False
-    """Print JSON."""
+    """Print JSON instead of text."""
 
 
 @dataclass
@@ -125,7 +127,7 @@ class ApplyOptions:
     """The folder of a guard."""
     bank: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BANK")]
     """The rows."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE.csv")]
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.csv")]
     """The decisions."""
     delta: float = 0.01
     """The probability that an unshifted stream is ever called shifted."""
@@ -133,6 +135,8 @@ class ApplyOptions:
     """Rows of the windows in which late shifts are looked for."""
     overwrite: bool = False
     """Replace earlier decisions."""
+    json: bool = False
+    """Print JSON instead of text: the alarm rate and the verdict on the stream."""
 
 
 def main(arguments: list[str]) -> int:
@@ -164,33 +168,26 @@ def _fit(arguments: list[str]) -> int:
         ood_validation=None if options.ood_validation is None else read_bank(options.ood_validation),
     )
     guard.save(options.out, overwrite=options.overwrite)
-    _say(repr(guard))
-    print(options.out)
+    if options.json:
+        facts = {"guard": str(options.out), "threshold": guard.threshold, "promised": guard.calibration.rate}
+        _terminal.write_json({**facts, "facts": dict(guard.facts)})
+    else:
+        _say(repr(guard))
+        print(options.out)
     return OK
 
 
 def _check(arguments: list[str]) -> int:
     options = _terminal.parse(CheckOptions, arguments, command="guard check", about=CHECK)
     guard = _loaded(options.guard)
-    check = guard.check(read_bank(options.id), dict(_named(_terminal.flat(options.ood))), level=options.level)
+    named = _terminal.named_paths(_terminal.flat(options.ood), "OOD banks")
+    ood = {name: read_bank(path) for name, path in named.items()}
+    check = guard.check(read_bank(options.id), ood, level=options.level)
     if options.json:
         _terminal.write_json(check.to_dict())
     else:
         _terminal.show(Text(str(check)))
     return OK if check.kept else FAILED
-
-
-def _named(texts: list[str]) -> Iterator[tuple[str, Bank]]:
-    """NAME=BANK, or BANK named after its file."""
-    seen = set()
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not equals or Path(text).exists():
-            name, path = Path(text).resolve().stem, text
-        if name in seen:
-            raise OodometerError(f"two OOD banks are named {name!r}: give each a name of its own, as NAME=BANK")
-        seen.add(name)
-        yield name, read_bank(path)
 
 
 def _apply(arguments: list[str]) -> int:
@@ -201,8 +198,11 @@ def _apply(arguments: list[str]) -> int:
     bank = read_bank(options.bank)
     with _terminal.replacing(options.out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         _write(stream, bank, file)
-    print(stream)
-    print(options.out)
+    if options.json:
+        _terminal.write_json({"decisions": str(options.out), **stream.to_dict()})
+    else:
+        print(stream)
+        print(options.out)
     return OK
 
 

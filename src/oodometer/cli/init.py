@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated
 import tyro
 from rich.text import Text
 
+from oodometer.bank import Bank
 from oodometer.cli import OK, _terminal
 from oodometer.errors import OodometerError
 
@@ -45,19 +47,14 @@ def main(arguments: list[str]) -> int:
     if options.study.exists() and not options.overwrite:
         raise OodometerError(f"{options.study} exists: choose another name, or pass --overwrite")
     given = [options.id] if options.id else []
-    ood = dict(map(_named, _terminal.flat(options.ood)))
-    with_logits = [_has_logits(bank) for bank in (*given, *ood.values())]
+    ood = _terminal.named_paths(_terminal.flat(options.ood), "OOD banks")
+    frozen = _have_logits([*given, *ood.values()])
     here = {name: _from(options.study.parent, path) for name, path in ood.items()} or {"ood": "banks/ood"}
     inside = _from(options.study.parent, options.id) if options.id else "banks/id"
     with _terminal.replacing(options.study) as partial:
-        partial.write_text(study_file(options.study.stem, inside, here, frozen=all(with_logits)), encoding="utf-8")
+        partial.write_text(study_file(options.study.stem, inside, here, frozen=frozen), encoding="utf-8")
     print(options.study)
     return OK
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, equals, path = text.partition("=")
-    return (name, path) if equals else (Path(text).stem, text)
 
 
 def _from(folder: Path, path: str) -> str:
@@ -65,24 +62,36 @@ def _from(folder: Path, path: str) -> str:
     return path if Path(path).is_absolute() else Path(os.path.relpath(path, folder)).as_posix()
 
 
-def _has_logits(path: str) -> bool:
-    """Whether a bank comes with a classifier; one that cannot be read (yet) is told of and believed to."""
+def _have_logits(paths: list[str]) -> bool:
+    """Whether the banks come with a classifier, the first one's head serving all; unreadable ones are believed to."""
     from oodometer.readers import read_bank
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return "logits" in read_bank(path)
-    except OodometerError as error:
-        _terminal.log().print(Text(f"note: {error}"), soft_wrap=True)
-        return True
+    found: list[Bank] = []
+    for path in paths:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found.append(read_bank(path))
+        except OodometerError as error:
+            _terminal.log().print(Text(f"note: {error}"), soft_wrap=True)
+    lent = bool(found) and found[0].head is not None
+    return all("logits" in bank or (lent and "features" in bank) for bank in found)
+
+
+def _key(name: str) -> str:
+    """A TOML key, quoted where it has to be."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def study_file(name: str, inside: str, ood: dict[str, str], *, frozen: bool = True) -> str:
     """The text of a study file; `frozen`: the banks have logits of their own."""
-    tables = "\n".join(_TABLE.format(name=json.dumps(key), bank=json.dumps(bank)) for key, bank in ood.items())
+    tables = "\n".join(_TABLE.format(name=_key(key), bank=_text(bank)) for key, bank in ood.items())
     trainer = _FROZEN if frozen else _PROBE
-    return _TEXT.format(name=json.dumps(name), bank=json.dumps(inside), tables=tables, trainer=trainer)
+    return _TEXT.format(name=_text(name), bank=_text(inside), tables=tables, trainer=trainer)
 
 
 _TABLE = """\
@@ -115,6 +124,7 @@ detectors = [
 
 [data.id]
 bank = {bank}
+# A frozen network has learned its training rows by heart: give rows that it has not seen.
 # name = ""                  # how results call it (default: the bank's name)
 # labels = "labels"          # the column of the classes
 # levels = ["super", "labels"]     # a class hierarchy, coarsest first, for split.kind = "hierarchical"

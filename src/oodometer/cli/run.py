@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from oodometer.cli import FAILED, INTERRUPTED, OK, _terminal
-from oodometer.errors import OodometerError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ class Options:
 
     study: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STUDY.toml")]
     """The study file."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")] = None
     """Folder of the results (default: runs/NAME of the study)."""
     set: Annotated[_terminal.Many, tyro.conf.arg(metavar="KEY=VALUE …")] = field(default_factory=list)
     """Values that replace those of the file, e.g. split.folds=3."""
@@ -85,26 +85,33 @@ def _run(study: Any, out: Path, options: Options) -> int:
         )
     for one in caught:
         _say(f"warning: {one.message}")
-    for failure in results.failed[:SHOWN]:
-        _say(_failure(failure))
-    if len(results.failed) > SHOWN:
-        _say(f"… and {len(results.failed) - SHOWN} more failed cells (see run.json)")
+    reasons = dict.fromkeys(one["error"] for one in results.failed)
+    for reason in list(reasons)[:SHOWN]:
+        _say(_failure([one for one in results.failed if one["error"] == reason]))
+    if len(reasons) > SHOWN:
+        _say(f"… and {len(reasons) - SHOWN} more reasons of failures (see run.json)")
     if options.json:
         _terminal.write_json({"folder": str(out), "failed": results.failed, "warnings": results.facts["warnings"]})
+    elif results.to_pandas().empty:
+        _say(f"{results.folder}: every cell failed; run.json has the errors")
     else:
         _summary(results)
     return FAILED if results.failed else OK
 
 
 SHOWN = 10
-"""Failed cells that are printed; run.json has them all."""
+"""Reasons of failures that are printed; run.json has every failed cell."""
 
 
-def _failure(one: dict[str, Any]) -> str:
+def _failure(cells: list[dict[str, Any]]) -> str:
+    """Cells that failed for one reason: the first, how many more, and the reason."""
+    one, more = cells[0], len(cells) - 1
     where = f"fold {one['fold']}" + (f" of repeat {one['repeat']}" if one["repeat"] else "")
-    names = " ".join(part for part in (one["detector"], one["variant"], one["params"]) if part)
+    params = one["params"] if one["params"] != "{}" else ""
+    names = " ".join(part for part in (one["detector"], one["variant"], params) if part)
     on = f", OOD set {one['ood']}" if one["ood"] else ""
-    return f"failed: {names}, {where}{on}, exposure {one['exposure']}: {one['error']}"
+    others = f", and {more:,} more {'cell' if more == 1 else 'cells'}" if more else ""
+    return f"failed: {names}, {where}{on}, {one['exposure']} exposure{others}: {one['error']}"
 
 
 def _say(message: str) -> None:
@@ -116,15 +123,22 @@ def _say(message: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """A bar with the time that is left, on a terminal."""
+    """A bar with the time that is left on a terminal, a line every tenth of the work elsewhere."""
     console = _terminal.log()
+    start, told = time.perf_counter(), 0
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     left = (TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
     with Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
 
         def progress(what: str, share: float) -> None:
+            nonlocal told
             bar.update(task, description=what, completed=share)
+            seconds = time.perf_counter() - start
+            # Short runs say nothing: a log of ten lines for two seconds helps nobody.
+            if not console.is_terminal and int(10 * share) > told and seconds > QUIET:
+                told = int(10 * share)
+                _say(f"{10 * told} % after {_duration(seconds)}")
 
         yield progress
 
@@ -132,8 +146,6 @@ def _progress() -> Iterator[Any]:
 def _summary(results: Any) -> None:
     """The mean of the first metric, as methods × OOD sets, and where the rest is."""
     rows = results.to_pandas()
-    if rows.empty:
-        raise OodometerError(f"{results.folder}: every cell failed; run.json has the errors")
     metric = rows["metric"].iloc[0]
     found = results.summary().query("metric == @metric")
     found = found.assign(
@@ -145,7 +157,10 @@ def _summary(results: Any) -> None:
         title = [Text(f"{exposure} exposure", "bold")] if len(exposures) > 1 else []
         tables = _means(found[found["exposure"] == exposure], metric, _terminal.log().width)
         shown += [*title, *(part for table in tables for part in (table, Text()))]
-    _terminal.show(*shown, Text(f"{results.folder}: {len(rows):,} values of {rows['metric'].nunique()} metrics"))
+    n = int(found["n"].max())
+    spread = f"Mean ± standard deviation of {n} values (folds × repeats), as fractions.\n" if n > 1 else ""
+    counts = f"{results.folder}: {len(rows):,} values of {rows['metric'].nunique()} metrics"
+    _terminal.show(*shown, Text(f"{spread}{counts}", "dim"))
 
 
 def _means(found: pd.DataFrame, metric: str, room: int) -> Iterator[Table]:
@@ -169,6 +184,8 @@ def _means(found: pd.DataFrame, metric: str, room: int) -> Iterator[Table]:
 
 GAP = 2
 """Blanks between two columns."""
+QUIET = 20
+"""Seconds before a run that writes to no terminal tells how far it is."""
 
 
 def _cell(mean: float, std: float) -> str:

@@ -9,11 +9,12 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,7 +50,7 @@ _logger = logging.getLogger(__name__)
 class Options:
     """What to fit, on which rows, and what to score."""
 
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
     """Folder for scores.csv and the .npy files."""
     detector: Annotated[_terminal.Many, tyro.conf.arg(metavar="NAME[:PARAM=VALUE,…] …")] = field(default_factory=list)
     """Detectors (see `oodometer list`), with parameters; `preset=NAME` follows a published implementation."""
@@ -67,6 +68,8 @@ class Options:
     """Where to compute, e.g. cuda (needs PyTorch); NumPy by default."""
     overwrite: bool = False
     """Replace the scores of an earlier run."""
+    json: bool = False
+    """Print JSON instead of text: the table, and what failed."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +88,20 @@ def main(arguments: list[str]) -> int:
     chosen = _detectors(options)
     train, val = _bank(options.train, options.device), _bank(options.val, options.device)
     options.out.mkdir(parents=True, exist_ok=True)
-    work = Work(train, val, _data_sets(options), options.out, _terminal.log())
+    work = Work(train, val, _with_heads(_data_sets(options), train), options.out, _terminal.log())
     try:
         failed = work.score_all(chosen)
     finally:
         # An interruption keeps what is finished.
         if work.files:
             work.write_csv(target, [name for name in chosen if name in work.files])
-            print(target)
+            if not options.json:
+                print(target)
     if failed:
-        work.say(f"{failed} of {len(chosen)} detectors failed")
+        work.say(f"{len(failed)} of {len(chosen)} detectors failed")
+    if options.json:
+        scored = [name for name in chosen if name in work.files]
+        _terminal.write_json({"table": str(target) if scored else None, "detectors": scored, "failed": failed})
     return FAILED if failed else OK
 
 
@@ -150,9 +157,9 @@ def _detectors(options: Options) -> dict[str, Detector]:
 
 
 def _data_sets(options: Options) -> list[DataSet]:
-    id_sets = [_named(options.id)] if options.id else []
-    ood_sets = [_named(text) for text in _terminal.flat(options.ood)]
-    others = [_named(text) for text in _terminal.flat(options.test)]
+    id_sets = [_terminal.named_path(options.id)] if options.id else []
+    ood_sets = [_terminal.named_path(text) for text in _terminal.flat(options.ood)]
+    others = [_terminal.named_path(text) for text in _terminal.flat(options.test)]
     if not id_sets:
         id_sets = [(name, path) for name, path in others if name == IN_DISTRIBUTION]
         others = [(name, path) for name, path in others if name != IN_DISTRIBUTION]
@@ -165,14 +172,25 @@ def _data_sets(options: Options) -> list[DataSet]:
     return [DataSet(name, _read(path, options.device), roles[name]) for name, path in every]
 
 
-def _named(text: str) -> tuple[str, str]:
-    """NAME=BANK, or BANK named after its file."""
-    name, equals, path = text.partition("=")
-    if not equals or Path(text).exists():
-        return Path(text).resolve().stem, text
-    if not name or not path:
-        raise OodometerError(f"test bank {text!r}: write BANK or NAME=BANK")
-    return name, path
+def _with_heads(sets: list[DataSet], train: Bank | None) -> list[DataSet]:
+    """Features without a head get that of the training bank, or of the in-distribution one: one network made all."""
+    lenders = [train, *(one.bank for one in sets if one.is_ood is False)]
+    head = next((bank.head for bank in lenders if bank is not None and bank.head is not None), None)
+    return [one if _is_complete(one.bank) or head is None else _lent(one, head) for one in sets]
+
+
+def _is_complete(bank: Bank) -> bool:
+    return bank.head is not None or "logits" in bank or "features" not in bank
+
+
+def _lent(one: DataSet, head: Head) -> DataSet:
+    width = int(head.weight.shape[1])
+    if one.bank.row_shape("features") != (width,):
+        raise OodometerError(
+            f"test bank {one.name!r}: rows of 'features' have shape {one.bank.row_shape('features')}, the head of the "
+            f"other banks reads {width}: extract all with one network"
+        )
+    return replace(one, bank=one.bank.with_head(head))
 
 
 def _bank(path: str | None, device: str | None) -> Bank | None:
@@ -210,9 +228,9 @@ class Work:
     console: Console
     files: dict[str, list[Path]] = field(default_factory=dict)
 
-    def score_all(self, chosen: dict[str, Detector]) -> int:
-        """Score one detector after the other; how many failed."""
-        failed = 0
+    def score_all(self, chosen: dict[str, Detector]) -> dict[str, str]:
+        """Score one detector after the other; those that failed, with their errors."""
+        failed: dict[str, str] = {}
         with _progress(self.console) as progress:
             task = progress.add_task("", total=len(chosen))
             for name, detector in _shared_work_first(chosen):
@@ -222,8 +240,7 @@ class Work:
                 except OSError:
                     raise  # a full disk or a missing permission stops every detector alike
                 except Exception as error:
-                    failed += 1
-                    self._report(name, error)
+                    failed[name] = self._report(name, error)
                 progress.advance(task)
         return failed
 
@@ -232,7 +249,7 @@ class Work:
         if self.train is not None:
             detector.fit(self.train, val=self.val)
         fitted = time.perf_counter()
-        scores = [detector.score(one.bank) for one in self.sets]
+        scores = [_scores(detector, one) for one in self.sets]
         scored = time.perf_counter()
         files = [self.out / _file_name(name) / f"{_file_name(one.name)}.npy" for one in self.sets]
         for file, values in zip(files, scores, strict=True):
@@ -242,10 +259,11 @@ class Work:
         self.say(f"{name}: fitted in {fitted - start:.2f} s, scored {rows:,} rows in {scored - fitted:.2f} s")
         return files
 
-    def _report(self, name: str, error: Exception) -> None:
+    def _report(self, name: str, error: Exception) -> str:
         _logger.debug("%s failed", name, exc_info=error)
         kind = "" if isinstance(error, OodometerError) else f"unexpected {type(error).__name__}: "
         self.say(f"{name} failed: {kind}{error}")
+        return f"{kind}{error}"
 
     def say(self, message: str) -> None:
         """One line for the user, not wrapped, above the progress bar."""
@@ -253,8 +271,7 @@ class Work:
 
     def write_csv(self, target: Path, names: Sequence[str]) -> None:
         """All scores as one table (every digit kept), complete or not at all."""
-        head = self.train.head if self.train is not None else None
-        endings = [list(_endings(one, head)) for one in self.sets]
+        endings = [list(_endings(one)) for one in self.sets]
         with _terminal.replacing(target) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
             stream.write(",".join(KNOWN) + "\n")
             for name in names:
@@ -263,6 +280,13 @@ class Work:
                     scores = np.load(file, allow_pickle=False).tolist()
                     rows = enumerate(zip(scores, ends, strict=True))
                     stream.writelines(f"{start},{row},{score!r},{end}\n" for row, (score, end) in rows)
+
+
+def _scores(detector: Detector, one: DataSet) -> npt.NDArray[np.float64]:
+    try:
+        return detector.score(one.bank)
+    except OodometerError as error:
+        raise OodometerError(f"test bank {one.name!r}: {error}") from None
 
 
 def _shared_work_first(chosen: dict[str, Detector]) -> list[tuple[str, Detector]]:
@@ -295,9 +319,9 @@ def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._=-," else "_" for c in text)
 
 
-def _endings(one: DataSet, head: Head | None) -> Iterator[str]:
+def _endings(one: DataSet) -> Iterator[str]:
     """is_ood,label,prediction of each row; empty where unknown."""
-    bank = one.bank.with_head(head) if one.bank.head is None and head is not None else one.bank
+    bank = one.bank
     flag = "" if one.is_ood is None else str(int(one.is_ood))
     labels = bank.labels.tolist() if "labels" in bank else [""] * len(bank)
     predictions = derived.predictions(bank).tolist() if "logits" in bank else [""] * len(bank)

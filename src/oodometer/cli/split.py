@@ -35,7 +35,7 @@ example:
 class Options:
     """What to split, and how."""
 
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FOLDER")]
     """Folder for the folds."""
     study: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[STUDY.toml]")] = None
     """A study file, whose folds are wanted; other options except --set are then not needed."""
@@ -45,15 +45,15 @@ class Options:
     """ID rows: a .csv table or a bank."""
     ood: Annotated[_terminal.Many, tyro.conf.arg(metavar="[NAME=]TABLE …")] = field(default_factory=list)
     """OOD rows: .csv tables or banks."""
-    draw: float | None = None
+    draw: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
     """Draw this share of the ID classes as OOD, from every class of the level above."""
-    labels: str = "labels"
+    labels: Annotated[str, tyro.conf.arg(metavar="COLUMN")] = "labels"
     """The column of the classes."""
-    levels: tuple[str, ...] = ()
+    levels: Annotated[tuple[str, ...], tyro.conf.arg(metavar="COLUMN …")] = ()
     """Columns of a class hierarchy, coarsest first."""
-    ids: str = ""
+    ids: Annotated[str, tyro.conf.arg(metavar="COLUMN")] = ""
     """A column of sample ids (default: row numbers)."""
-    subjects: str = ""
+    subjects: Annotated[str, tyro.conf.arg(metavar="COLUMN")] = ""
     """A column of ID rows that stay together."""
     kind: Annotated[str, tyro.conf.arg(metavar="KIND")] = "dual"
     """dual, hierarchical or repeated-holdout."""
@@ -101,7 +101,8 @@ def _of_tables(options: Options) -> list[tuple[int, str, Folds]]:
     plain: dict[str, Any] = {"kind": options.kind, "folds": options.folds, "repeats": options.repeats}
     split = convert({"data": {"id": options.id, "ood": {"any": ""}}, "detectors": ["msp"], "split": plain}).split
     inside = _table(options.id, Path(options.id).stem, options)
-    ood = {name: _table(path, name, options) for name, path in map(_named, _terminal.flat(options.ood))}
+    named = _terminal.named_paths(_terminal.flat(options.ood), "OOD tables")
+    ood = {name: _table(path, name, options) for name, path in named.items()}
     if options.draw is not None:
         inside, outside = drawn(inside, Draw(fraction=options.draw), labels=options.labels, seed=options.seed)
         ood = {outside.name: outside, **ood}
@@ -111,11 +112,6 @@ def _of_tables(options: Options) -> list[tuple[int, str, Folds]]:
         for repeat in range(n_repeats(split))
         for name, folds in deal(data, split, labels=options.labels, seed=options.seed, repeat=repeat).items()
     ]
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, equals, path = text.partition("=")
-    return (name, path) if equals else (Path(text).stem, text)
 
 
 def _table(path: str, name: str, options: Options) -> DataSet:

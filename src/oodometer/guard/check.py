@@ -40,6 +40,8 @@ class Check:
     fnr: Mapping[str, Errors]
     p_value: float | None
     """The probability of so many false alarms or more if the promise holds."""
+    level: float = 0.95
+    """Confidence level of the intervals."""
 
     @property
     def kept(self) -> bool:
@@ -51,7 +53,7 @@ class Check:
         return {**asdict(self), "kept": self.kept}
 
     def __str__(self) -> str:
-        lines = [f"{'':<20} {'rule':<12} {'rows':>8}  error"]
+        lines = [f"{'':<20} {'rule':<12} {'rows':>8}  {'error':<11}  {100 * self.level:g} % interval"]
         for name, kind, one in [("in distribution", "FPR", self.fpr), *((n, "FNR", e) for n, e in self.fnr.items())]:
             span = f"{100 * one.share.value:6.2f} %  [{100 * one.share.low:.2f}, {100 * one.share.high:.2f}]"
             lines.append(f"{name:<20} {one.rule:<12} {one.rows:>8,}  {kind} {span}")
@@ -63,7 +65,12 @@ class Check:
         if self.promised is None or self.p_value is None:
             return "The threshold came from OOD rows: no FPR was promised."
         word = "agrees with" if self.kept else "BREAKS"
-        return f"The FPR {word} the promise of at most {100 * self.promised:.4g} % (p = {self.p_value:.2g})."
+        return f"The FPR {word} the promise of at most {100 * self.promised:.4g} % ({p_text(self.p_value)})."
+
+
+def p_text(p: float) -> str:
+    """A p-value as a reader wants it."""
+    return "p < 0.0001" if p < 0.0001 else f"p = {p:.2g}"
 
 
 def need_bank(value: Any, role: str) -> None:
@@ -104,6 +111,7 @@ def check_guard(guard: Guard, id_bank: Bank, ood: Mapping[str, Bank], *, level: 
         fpr=Errors(rule, n, wilson(false_alarms, n, level=level)),
         fnr=fnr,
         p_value=None if promised is None else _surprise(guard, false_alarms, n),
+        level=level,
     )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from oodometer.bank import Bank
 from oodometer.derived import F64
 from oodometer.errors import OodometerError
+from oodometer.guard.check import p_text
 
 if TYPE_CHECKING:
     from oodometer.guard.guard import Decisions, Guard
@@ -143,6 +144,19 @@ class Stream:
         """Whether the stream has been called shifted, at any time."""
         return self.shifted_at is not None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "rows": self.rows,
+            "alarms": self.alarms,
+            "alarm_rate": self.alarm_rate,
+            "expected_rate": self.expected_rate,
+            "delta": self.delta,
+            "p_value": self.p_value,
+            "shifted": self.shifted,
+            "shifted_at": self.shifted_at,
+        }
+
     def __str__(self) -> str:
         if not self.rows:
             return "no rows yet"
@@ -151,8 +165,8 @@ class Stream:
             told += f"; {100 * self.tail_rate:.2f} % in the tail"
         told += f", expected at most {100 * self.expected_rate:.2f} %"
         if self.shifted_at is None:
-            return f"{told}; no evidence of a shift (p = {self.p_value:.2g})"
-        return f"{told}; SHIFTED, noticed at row {self.shifted_at:,} (p = {self.p_value:.2g})"
+            return f"{told}; no evidence of a shift ({p_text(self.p_value)})"
+        return f"{told}; SHIFTED, noticed at row {self.shifted_at:,} ({p_text(self.p_value)})"
 
     def __repr__(self) -> str:
         return f"Stream(delta={self.delta:g}, window={self.window}; {self})"
