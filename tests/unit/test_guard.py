@@ -16,7 +16,7 @@ from scipy.stats import betabinom
 from tests.conformance.conftest import make_bank
 from tests.conformance.test_detectors import made
 
-from oodometer import Bank, Guard, create, detectors, metrics, projected, tempered
+from oodometer import Bank, Guard, Head, create, detectors, metrics, projected, tempered
 from oodometer.detectors import Detector, base
 from oodometer.errors import OodometerError, OodometerWarning
 from oodometer.guard import calibrate, folder, state
@@ -54,7 +54,7 @@ SCORE_ALL = """
 import sys, warnings
 from pathlib import Path
 import numpy as np
-from oodometer import Bank, Guard
+from oodometer import Bank, Head, Guard
 warnings.simplefilter("ignore")
 root = Path(sys.argv[1])
 test = Bank.open(root / "test")
@@ -495,8 +495,8 @@ def test_what_is_no_bank_and_another_networks_bank_are_refused(guard: Guard) -> 
         guard(TEST.features)
     with pytest.raises(OodometerError, match="not both"):
         guard(TEST, features=TEST.features)
-    other = Bank(features=TEST.features).with_head(make_bank(9, 10).head)
-    other.head.weight[0, 0] += 1
+    known = make_bank(9, 10).head
+    other = Bank(features=TEST.features, head=Head(known.weight + 1, known.bias))
     with pytest.raises(OodometerError, match="two networks"):
         guard(other)
 
