@@ -61,7 +61,8 @@ def fit_work(size: Size) -> dict[str, Work]:
         "react": Work(FEATURES), "vra": Work(FEATURES), "dice": Work(FEATURES), "fdbd": Work(FEATURES),
         "mds": Work(FEATURES, scatter, 1), "rmds": Work(FEATURES, scatter, 2), "gmm": Work(FEATURES, scatter, 1),
         "pca": Work(FEATURES, scatter, 1), "neco": Work(FEATURES, scatter, 1), "pnml": Work(FEATURES, scatter, 1),
-        "residual": Work(FEATURES, scatter, 1), "vim": Work(BOTH, scatter + 2.0 * d * _null(d), 1),
+        # The second eigh is of the head's Gram matrix.
+        "residual": Work(FEATURES, scatter, 2), "vim": Work(BOTH, scatter + 2.0 * d * _null(d), 2),
         "kpca": Work(BOTH, 2.0 * d * marks + 4.0 * marks * marks),
     }  # fmt: skip
 

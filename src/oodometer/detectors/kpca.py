@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, double, like, norms, psd_eigh, slices, to_numpy, unit
+from oodometer.arrays import Array, Ints, double, like, norms, psd_eigh, slices, to_numpy, unit
 from oodometer.bank import Bank
 from oodometer.derived import F64
 from oodometer.detectors.base import Detector, detector, param, warn
@@ -107,7 +107,7 @@ class KPCA(Detector):
         count = self.landmarks or max(1, len(train) // train.classes)
         if count > len(train):
             warn(f"kpca: landmarks={count} but there are {len(train)} training rows: using all of them")
-        chosen = np.sort(np.argsort(derived.energy(train), kind="stable")[:count])
+        chosen = smallest(derived.energy(train), min(count, len(train)))
         self.points_: F64 = to_numpy(double(unit(derived.features(train.rows(chosen)), train.xp)))
         values, vectors = psd_eigh(gaussian(self.points_, self.points_, self._gamma, np), train.sample)
         self.whitener_ = (vectors / np.sqrt(np.maximum(values, SMALLEST_EIGENVALUE))) @ vectors.T
@@ -115,6 +115,13 @@ class KPCA(Detector):
 
 def _map_rows(bank: Bank) -> int:
     return MAP_ROWS if bank.on_cpu else 16 * MAP_ROWS
+
+
+def smallest(values: F64, count: int) -> Ints:
+    """Where the smallest values are, in ascending order of place; of equal ones the first count."""
+    bound = np.partition(values, count - 1)[count - 1]
+    below, level = np.flatnonzero(values < bound), np.flatnonzero(values == bound)
+    return np.sort(np.concatenate([below, level[: count - len(below)]]))
 
 
 def gaussian(a: Array, b: Array, gamma: float, xp: ModuleType) -> Array:

@@ -88,6 +88,6 @@ def regret(log_q: Array, g: Array, xp: ModuleType) -> Array:
 
     The sum is one plus Σ_c (1 − q_c)(1 − q_c^g)/(1 + (1 − q_c)·q_c^(g−1)); only the excess over one carries the regret.
     """
-    others = -xp.expm1(log_q)
+    less_one = xp.expm1(log_q)
     power = xp.exp(xp.clip((g - 1) * log_q, max=LARGEST_EXPONENT))
-    return xp.log1p(xp.sum(-others * xp.expm1(g * log_q) / (1 + others * power), axis=-1))
+    return xp.log1p(xp.sum(less_one * xp.expm1(g * log_q) / (1 - less_one * power), axis=-1))
