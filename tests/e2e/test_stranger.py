@@ -221,6 +221,29 @@ def test_one_reason_for_many_failed_cells_is_told_once(run: Any, here: Path) -> 
     assert "r2: every cell failed; run.json has the errors" in err
 
 
+WRONG = {
+    "split.folds=x": "split.folds: a whole number is needed; found 'x'",
+    "split.repeats=1.5": "split.repeats: a whole number is needed; found 1.5",
+    "split.kind=twice": "split.kind: one of 'dual', 'hierarchical', 'repeated-holdout', 'holdout' is needed; found 'tw",
+    "exposure=['with', 'often']": "exposure[1]: one of 'without', 'with' is needed; found 'often'",
+    "data.id=5": "data.id: a table is needed; found 5",
+    "name=3": "name: text is needed; found 3",
+    "metrics=3": "metrics: a list is needed; found 3",
+    "data.ood.svhn.grup=near": "unknown key 'grup' in [data.ood.svhn]; did you mean 'group'?",
+    "split.folds=1": "split.folds ≥ 2 is needed; found 1",
+    "split.repeats=0": "split.repeats ≥ 1 is needed; found 0",
+    "folds=3": "unknown key 'folds' at the top; known: data, detectors",
+}
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_a_wrong_setting_names_its_place_what_is_needed_and_what_was_found(run: Any, here: Path, setting: str) -> None:
+    code, out, err = run("run", study(here), "--set", setting, "-o", "r")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"oodometer: study: {WRONG[setting]}" in err
+    assert not Path("r").exists()
+
+
 # --- guard ------------------------------------------------------------------------------------------------------
 
 

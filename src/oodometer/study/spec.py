@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -204,17 +205,36 @@ def convert(raw: Mapping[str, Any], *, base: Path | None = None) -> Spec:
     try:
         spec = msgspec.convert(plain, Spec)
     except msgspec.ValidationError as error:
-        raise OodometerError(f"study: {_readable(str(error))}") from None
+        raise OodometerError(f"study: {_readable(str(error), plain)}") from None
     if base is not None:
         spec = _located(spec, base)
     _check(spec)
     return spec
 
 
-def _readable(message: str) -> str:
-    """`Expected int, got str - at $.split.folds` as `split.folds: expected int, got str`."""
+def _readable(message: str, raw: Any) -> str:
+    """`Expected `int`, got `str` - at `$.split.folds`` as `split.folds: a whole number is needed; found 'x'`."""
     what, _, place = message.partition(" - at `$.")
-    return f"{place.rstrip('`')}: {what[:1].lower()}{what[1:]}" if place else message
+    place = place.rstrip("`")
+    if not place:
+        return message
+    kind: Any = Spec
+    for step in re.findall(r"[^.\[\]]+", place):
+        table = _struct_of(kind, {})
+        kind = get_type_hints(table).get(step) if table else (get_args(kind) or (None,))[-1]
+        inside = raw.get(step) if isinstance(raw, Mapping) else raw[int(step)] if step.isdigit() else None
+        raw = inside
+    choices = [one for option in (kind, *get_args(kind)) if get_origin(option) is Literal for one in get_args(option)]
+    if choices:
+        return f"{place}: one of {', '.join(map(repr, choices))} is needed; found {raw!r}"
+    expected = re.match("Expected `(.+?)`", what)
+    if expected is None:
+        return f"{place}: {what[:1].lower()}{what[1:]}; found {raw!r}"
+    needed = " or ".join(_WORDS.get(one, one) for one in expected[1].split(" | ") if one != "null")
+    return f"{place}: {needed} is needed; found {raw!r}"
+
+
+_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "array": "a list", "object": "a table"}
 
 
 def _shortened(raw: dict[str, Any]) -> dict[str, Any]:
@@ -407,8 +427,9 @@ def _check_data(spec: Spec) -> None:
 
 def _check_split(spec: Spec) -> None:
     split = spec.split
-    if split.kind != "holdout" and (split.folds < 2 or (split.repeats is not None and split.repeats < 1)):
-        raise OodometerError(f"study: folds ≥ 2 and repeats ≥ 1 are needed; found {split.folds} and {split.repeats}")
+    for key, value, least in (("folds", split.folds, 2), ("repeats", split.repeats, 1)):
+        if split.kind != "holdout" and value is not None and value < least:
+            raise OodometerError(f"study: split.{key} ≥ {least} is needed; found {value}")
     if not 0 < split.validation < 1:
         raise OodometerError(
             f"study: split.validation needs a share above 0 and below 1, e.g. 0.1; found {split.validation:g}"
