@@ -30,7 +30,7 @@ from oodometer.models.loading import Batch, batches, worker_count
 from oodometer.models.network import Network, Output, discover, input_dtype
 from oodometer.models.scripted import Scripted
 from oodometer.models.store import Store, finished
-from oodometer.models.weights import weights_digest
+from oodometer.models.weights import constants, weights_digest
 
 Progress = Callable[[str, float], None]
 DTYPES = ("float32", "float16", "float64")
@@ -360,6 +360,9 @@ def chosen_device(name: str, model: Any) -> torch.device:
         parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         if parameter is not None and parameter.device.type != "cpu":
             return torch.device(parameter.device)
+        frozen = next(constants(model), None) if parameter is None and isinstance(model, nn.Module) else None
+        if frozen is not None:
+            return frozen[1].device  # a frozen script stays where it was frozen
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

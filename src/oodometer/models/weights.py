@@ -97,7 +97,7 @@ def _some(names: list[str]) -> str:
 def weights_digest(model: nn.Module) -> str:
     """SHA-256 of all parameters and buffers with their names: equal for equal networks on every machine."""
     found = hashlib.sha256()
-    for name, value in [*sorted(model.state_dict().items()), *_constants(model)]:
+    for name, value in [*sorted(model.state_dict().items()), *constants(model)]:
         if not isinstance(value, Tensor):
             found.update(f"{name}:{value!r}\n".encode())
             continue
@@ -108,7 +108,7 @@ def weights_digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def _constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def constants(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a frozen TorchScript module, whose parameters have become constants of its graph."""
     if not isinstance(model, torch.jit.ScriptModule) or not hasattr(model, "forward"):
         return
