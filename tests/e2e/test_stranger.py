@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import oodometer
 from oodometer import Bank, Head, metrics
 from oodometer.cli import COMMANDS, main
 from oodometer.errors import OodometerError
+from oodometer.readers import read_bank
 
 CLASSES, WIDTH = 4, 8
 
@@ -120,8 +123,8 @@ def test_help_speaks_of_what_can_be_typed(run: Any, words: tuple[str, ...]) -> N
     assert (code, err) == (0, "")
     for wrong in ("None}", "(default: )", "(default: None)", "(default: False)", "STR"):
         assert wrong not in out
-    if re.search(r"│ .*--out [A-Z]", out):
-        assert "│ -o " in out
+    if re.search(r"^\W+(-o \w+, )?--out [A-Z]", out, re.M):
+        assert re.search(r"^\W+-o [A-Z]\S+, --out [A-Z]", out, re.M)
     if words[-1] not in ("init", "demo", "report"):
         assert ("--json" in out) == (words[-1] != "split")
 
@@ -277,3 +280,104 @@ def test_a_probability_of_nothing_is_not_called_zero(run: Any) -> None:
 def test_a_file_in_place_of_the_demos_folder(run: Any) -> None:
     code, out, err = run("demo", "-o", "id.npz")
     assert (code, out, err) == (2, "", "oodometer: --out id.npz is a file: give a folder\n")
+
+
+# --- the examples of every help page ----------------------------------------------------------------------------
+
+SHORTER = {"split.kind=repeated-holdout": "split.kind=repeated-holdout split.repeats=12", "split.repeats=10": ""}
+"""A truth of 100 repetitions takes long, and shows no more here."""
+ELSEWHERE = {
+    "demo": "tests/e2e/test_demo.py",
+    "guard": "tests/e2e/test_guard_cli.py",
+    "train": "tests/e2e/test_train.py",
+    "extract": "tests/e2e/test_stranger.py, below: it needs PyTorch",
+}
+"""Whose examples are run where."""
+
+
+def examples(run: Any, name: str) -> list[list[str]]:
+    """The commands of a help page, as words; what follows a pipe is left out."""
+    page = re.split(r"\n\W*(?:positional arguments|options)\b", run(name, "--help")[1])[0]
+    page = re.sub(r"\\\s*\n", " ", page.split("example:")[1])
+    lines = [line.strip().split(" | ")[0] for line in page.splitlines() if line.strip()]
+    assert all(line.startswith("oodometer ") for line in lines)
+    for long, short in SHORTER.items():
+        lines = [line.replace(long, short) for line in lines]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+@pytest.fixture
+def wares(here: Path, run: Any) -> Path:
+    """Tiny files under the names that the help pages use."""
+    rng = np.random.default_rng(0)
+    width, classes = 80, 5
+    weight = rng.standard_normal((classes, width))
+    head = {"W": weight / 20, "b": np.zeros(classes)}  # small logits: probabilities that round to 1 have no scale
+
+    def bank(rows: int, share: float) -> dict[str, Any]:
+        labels = np.arange(rows) % classes
+        return {"features": share * weight[labels] + rng.standard_normal((rows, width)), "labels": labels, **head}
+
+    Path("banks").mkdir()
+    sets = {"train": 1.0, "test": 1.0, "cifar10": 1.0, "banks/id": 1.0, "svhn": 0.2, "textures": 0.4, "banks/ood": 0.3}
+    for name, share in sets.items():
+        np.savez(f"{name}.npz", **bank(150, share))
+    for name in ("id", "ood"):
+        read_bank(f"banks/{name}.npz").save(f"banks/{name}")
+    classed = ["class", *(f"c{row % 5}" for row in range(40))]
+    for name in ("cifar10", "svhn"):
+        Path(f"{name}.csv").write_text("\n".join(classed))
+    birds = [f"order{row % 2},species{row % 30}" for row in range(120)]
+    Path("birds.csv").write_text("\n".join(["order,species", *birds]))
+    lines = ["score,dataset"]
+    for shift, name in enumerate(("cifar10", "cifar10-val", "cifar100", "tin", "svhn")):
+        lines += [f"{rng.normal(shift):.4f},{name}" for _ in range(60)]
+    Path("table.csv").write_text("\n".join(lines))
+    golden = Path(__file__).parents[1] / "golden" / "dcv_rood"
+    shutil.copy(golden / "table05_pvalues_tpr5.csv", "table05.csv")
+    shutil.copy(golden / "table06_counts_tpr5_05.csv", "table06.csv")
+    return here
+
+
+def prepare(run: Any, name: str) -> None:
+    """What the examples of a command take for granted."""
+    if name in ("compare", "report", "fidelity", "split"):
+        run("init", "study.toml", "--id", "cifar10.npz", "--ood", "svhn.npz", "textures.npz")
+    if name in ("compare", "report"):
+        assert run("run", "study.toml", "--out", "runs/a", "--set", "split.folds=2")[0] == 0
+        for copy in ("b", "before", "after"):
+            shutil.copytree("runs/a", f"runs/{copy}")
+    if name == "metrics":
+        arguments = ("--id", "test.npz", "--ood", "svhn.npz", "--detector", "msp", "--out", "scores")
+        assert run("score", *arguments)[0] == 0
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ELSEWHERE])
+def test_the_examples_of_help_work(run: Any, wares: Path, name: str) -> None:
+    prepare(run, name)
+    commands = examples(run, name)
+    assert commands
+    for words in commands:
+        code, out, err = run(*words)
+        assert code == 0, (words, err)
+        assert out
+        if "--json" in words:
+            json.loads(out, parse_constant=pytest.fail)
+
+
+def test_extracts_examples_work(run: Any, here: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from oodometer.models import zoo
+
+    torch.manual_seed(0)
+    weights = {name: value.numpy() for name, value in zoo.resnet20().state_dict().items()}
+    np.savez("resnet20.npz", **weights)
+    images = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3)).astype(np.uint8)
+    np.savez("cifar10_test.npz", x=images, y=np.arange(12) % 10)
+    first, _, doctor = examples(run, "extract")  # the one between needs torchvision and the network
+    code, out, err = run(*first)
+    assert code == 0, err
+    assert out
+    assert len(Bank.open("banks/test")) == 12
+    code, out, _ = run(*doctor)
+    assert "12 rows" in out

@@ -33,10 +33,11 @@ labels and predictions, AUGRC and other failure metrics are added; with
 calibration rows, AUTC and the errors at one threshold for all data sets.
 
 example:
-  oodometer metrics scores.csv
-  oodometer metrics scores.csv --id cifar10 --groups near=cifar100,tin far=svhn
-  oodometer metrics scores.csv --calibration cifar10-val --show auroc fnr@95tnr
-  oodometer metrics scores.csv --json | jq '.rows[].auroc'
+  oodometer metrics scores/scores.csv
+  oodometer metrics table.csv --id cifar10 --groups near=cifar100,tin far=svhn
+  oodometer metrics table.csv --id cifar10 --calibration cifar10-val \\
+      --show auroc fnr@95tnr
+  oodometer metrics scores/scores.csv --json | jq '.rows[].auroc'
 """
 
 RAW = ("threshold@", "scale_")

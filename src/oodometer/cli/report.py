@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.text import Text
 
 from oodometer.cli import OK, _terminal
 from oodometer.errors import OodometerError
@@ -69,7 +68,10 @@ def main(arguments: list[str]) -> int:
     with _terminal.log().status("reading scores and writing the report …"):
         text = writers[out.suffix](results, options)
     write_atomically(out, text.encode())
-    _terminal.show(Text(f"written: {out} ({len(text.encode()) / 1e6:.2f} MB)"))
+    size = len(text.encode())
+    told = f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    # Not through the console, which would break a long path at the edge of the terminal.
+    print(f"written: {out} ({told})")
     return OK
 
 

@@ -26,8 +26,8 @@ repeat and OOD set; `splits.Folds.load` reads it.
 example:
   oodometer split --id cifar10.csv --ood svhn=svhn.csv --labels class --out folds
   oodometer split --id birds.csv --draw 0.2 --levels order species --labels species \\
-      --kind hierarchical --out folds
-  oodometer split study.toml --out folds
+      --kind hierarchical --out folds/birds
+  oodometer split study.toml --out folds/study
 """
 
 
