@@ -247,6 +247,28 @@ def test_a_wrong_setting_names_its_place_what_is_needed_and_what_was_found(run: 
     assert not Path("r").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "study: data is missing (`oodometer init` writes a study with every setting)"),
+        ("detectors = ['msp']\n[data.id]\nname = 'x'", "study: data.id.bank is missing"),
+        ("detectors = [1,\n b", "s.toml: no TOML file (Invalid value (at line 2, column 2))"),
+    ],
+)
+def test_a_study_file_that_lacks_something_says_what(run: Any, here: Path, text: str, message: str) -> None:
+    Path("s.toml").write_text(text)
+    code, out, err = run("run", "s.toml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"oodometer: {message}")
+
+
+def test_the_command_of_a_run_can_be_pasted(run: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["oodometer", "run", str(study(here)), "--out", "my run"]
+    monkeypatch.setattr("sys.argv", words)
+    assert run(*words[1:])[0] == 0
+    assert shlex.split(oodometer.Results.open("my run").facts["command"]) == words
+
+
 # --- guard ------------------------------------------------------------------------------------------------------
 
 

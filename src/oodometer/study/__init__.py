@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import threading
 import time
@@ -115,7 +116,7 @@ def run(
         heard, cpu = _compute(plan, store, n_jobs, share)
         kept = len(store.keys())
         timings = {"cells": time.perf_counter() - start, **spent_in(folder, cpu, kept - there), "kept": kept}
-        facts = run_facts(plan, " ".join(sys.argv), said + heard, timings)
+        facts = run_facts(plan, shlex.join(sys.argv), said + heard, timings)
         publish(plan, store, folder, facts, lambda: share("measuring", 0.0))
         share.done()
     results = Results(folder)

@@ -216,6 +216,8 @@ def _readable(message: str, raw: Any) -> str:
     """`Expected `int`, got `str` - at `$.split.folds`` as `split.folds: a whole number is needed; found 'x'`."""
     what, _, place = message.partition(" - at `$.")
     place = place.rstrip("`")
+    if missing := re.match("Object missing required field `(.+?)`", what):
+        return f"{place}{'.' * bool(place)}{missing[1]} is missing (`oodometer init` writes a study with every setting)"
     if not place:
         return message
     kind: Any = Spec
