@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trainer={"name": "probe", "hidden": 128},
         exposure=["without", "with"],
         split={"kind": "dual", "folds": 3},
-        tune={"rule": "nested"},
+        tune={"rule": "leave-one-out"},
     )
     with tempfile.TemporaryDirectory() as place:
         results = oodometer.run(study, options.out or place)

@@ -64,7 +64,8 @@ def test_a_bank_of_one_extraction_serves_every_score(name: str, banks: dict[str,
     found = detector.score(banks["test"])
     assert metrics.auroc(found, detector.score(banks["far"])) > 0.7
     again = detector.score(banks["test"].rows(slice(17, 18)))
-    np.testing.assert_allclose(found[17:18], again, rtol=1e-9)
+    # A product of one row is summed in another order than a product of many, by some BLAS libraries.
+    np.testing.assert_allclose(found[17:18], again, rtol=1e-6)
 
 
 def test_settings_travel_with_the_saved_bank(banks: dict[str, oodometer.Bank], tmp_path) -> None:

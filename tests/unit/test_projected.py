@@ -38,6 +38,11 @@ H = TEST.features
 PREDICTED = (H @ W.T + B).argmax(1)
 
 
+def versions(*names: str) -> pytest.MarkDecorator:
+    """Every projection that each of these detectors has."""
+    return pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in names for kind in kinds(create(name))])
+
+
 def kept(pca: PCA, variance: float) -> np.ndarray:
     return pca.components_[: int((np.cumsum(pca.explained_variance_ratio_) <= variance).sum()) + 1]
 
@@ -349,11 +354,8 @@ def test_fewer_rows_than_features_in_a_class(kind: str) -> None:
     np.testing.assert_allclose(detector.score(test), -scipy.special.logsumexp(z, axis=1), rtol=1e-8)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["msp", "mds", "pca", "kpca", "ctm"])
+@versions("msp", "mds", "pca", "kpca", "ctm")
 def test_parts_blocks_and_batches_change_nothing(name: str, kind: str) -> None:
-    if kind not in kinds(create(name)):
-        pytest.skip("no such version")
     expected = fitted(name, kind)
     parts = Bank.concat([TRAIN.rows(slice(0, 70)), TRAIN.rows(slice(70, None))])
     detector = projected(name, kind, variance=VARIANCE).fit(parts)
@@ -364,11 +366,8 @@ def test_parts_blocks_and_batches_change_nothing(name: str, kind: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["energy", "fdbd", "ctm", "pca", "kpca", "nnguide"])
+@versions("energy", "fdbd", "ctm", "pca", "kpca", "nnguide")
 def test_torch_and_numpy_agree(name: str, kind: str) -> None:
-    if kind not in kinds(create(name)):
-        pytest.skip("no such version")
     inner = tempered(name) if name == "energy" else create(name)
     ours = projected(inner, kind, variance=VARIANCE).fit(TRAIN, val=VAL).score(TEST)
     theirs = projected(inner, kind, variance=VARIANCE).fit(TRAIN.to("torch"), val=VAL.to("torch"))
