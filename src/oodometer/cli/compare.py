@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from oodometer.compare import RunComparison
 
 ABOUT = """
-Compares two runs: which settings, versions and data differ, which detectors got
-better or worse beyond chance, and whether the conclusion (the group of detectors
-that cannot be told apart from the best) is still the same.
+Compares two runs: which settings, versions and data differ, which detectors
+got better or worse beyond chance, and whether the conclusion (the group of
+detectors that cannot be told apart from the best) is still the same.
 
-Differences are tested over folds, pair by pair where both runs have the same ones,
-and adjusted by Holm for the number of detectors.
+Differences are tested over folds, pair by pair where both runs have the same
+ones, and adjusted by Holm for the number of detectors.
 
 example:
   oodometer compare runs/before runs/after

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from oodometer.results import Results
 
 ABOUT = """
-A complete study in seconds, on data that need no download: a small network learns
-some of scikit-learn's digits, and detectors are judged on the digits it never saw
-and on patches of a photograph, by 5-fold hierarchical dual cross-validation, with and
-without outlier exposure. It writes the banks, the study file, every score and the
-report, so that each step can be repeated and changed.
+A complete study in seconds, on data that need no download: a small network
+learns some of scikit-learn's digits, and detectors are judged on the digits
+it never saw and on patches of a photograph, by 5-fold hierarchical dual
+cross-validation, with and without outlier exposure. It writes the banks, the
+study file, every score and the report, so that each step can be repeated and
+changed.
 
 example:
   oodometer demo

@@ -28,8 +28,8 @@ Hugging Face folder; --data a folder of images (a subfolder a class), a list
 ('path label' a line), a .npz, .npy, IDX or NIfTI file.
 
 example:
-  oodometer extract --model oodometer.models.zoo:resnet20 --weights resnet20.npz \\
-      --data cifar10_test.npz --out banks/test
+  oodometer extract --model oodometer.models.zoo:resnet20 \\
+      --weights resnet20.npz --data cifar10_test.npz --out banks/test
   oodometer extract --model torchvision.models:resnet50:weights=DEFAULT \\
       --data textures/ --ood --out banks/textures --device cuda
   oodometer doctor banks/test

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from oodometer.stats import BenchmarkTruth, Change, Fidelity, Rates
 
 ABOUT = """
-Compares cross-validation runs with the benchmark truth, the mean of many repetitions
-(DCV-ROOD). Hit rate: in how many runs, on average, a difference between two methods
-that the truth knows is found. Error rate: the same for differences it does not know.
-Then, method by method, whether a run differs from the truth, and what both cost.
+Compares cross-validation runs with the benchmark truth, the mean of many
+repetitions (DCV-ROOD). Hit rate: in how many runs, on average, a difference
+between two methods that the truth knows is found. Error rate: the same for
+differences it does not know. Then, method by method, whether a run differs
+from the truth, and what both cost.
 
-TRUTH and CV are folders of `oodometer run` (or results.csv files, or folders that hold
-them at any depth), e.g. of one study with split.kind=repeated-holdout, and with
-split.repeats=10. A run is one repeat of one file. The p-values are Wilcoxon
-signed-rank, as the published ones are; the paper's text names Mann–Whitney, which
---test offers.
+TRUTH and CV are folders of `oodometer run` (or results.csv files, or folders
+that hold them at any depth), e.g. of one study with
+split.kind=repeated-holdout, and with split.repeats=10. A run is one repeat of
+one file. The p-values are Wilcoxon signed-rank, as the published ones are;
+the paper's text names Mann–Whitney, which --test offers.
 
 example:
   oodometer run study.toml --out runs/truth --set split.kind=repeated-holdout

@@ -18,11 +18,12 @@ from oodometer.cli import OK, _terminal
 from oodometer.errors import OodometerError
 
 ABOUT = """
-Writes a study file with every setting explained. Banks that are named go into it, with
-the trainer that they allow; `oodometer run` takes it from there.
+Writes a study file with every setting explained. Banks that are named go into
+it, with the trainer that they allow; `oodometer run` takes it from there.
 
 example:
-  oodometer init study.toml --id cifar10.npz --ood svhn=svhn.npz textures.npz
+  oodometer init study.toml --id cifar10.npz \\
+      --ood svhn=svhn.npz textures.npz
   oodometer run study.toml --dry-run
 """
 

@@ -14,12 +14,13 @@ from oodometer.errors import OodometerError
 from oodometer.results import Results, write_atomically
 
 ABOUT = """
-Writes the report of a run: one HTML file that opens anywhere, offline. The verdict
-comes first, in plain words; then results, a threshold explorer, the stability over
-folds, statistics, every detector and where everything comes from.
+Writes the report of a run: one HTML file that opens anywhere, offline. The
+verdict comes first, in plain words; then results, a threshold explorer, the
+stability over folds, statistics, every detector and where everything comes
+from.
 
-The ending of --out chooses what is written: .html the page, .tex or .md a table for
-a paper, .bib what to cite, .csv all values.
+The ending of --out chooses what is written: .html the page, .tex or .md a
+table for a paper, .bib what to cite, .csv all values.
 
 example:
   oodometer report runs/a

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ABOUT = """
-Runs a study: every detector on every fold and data set, as its study file says
-(`oodometer init` writes one). Each piece of work is written when it is done, so a
-run that was stopped goes on where it was: type the same command again. What cannot
-be computed is recorded with its error, and the rest goes on.
+Runs a study: every detector on every fold and data set, as its study file
+says (`oodometer init` writes one). Each piece of work is written when it is
+done, so a run that was stopped goes on where it was: type the same command
+again. What cannot be computed is recorded with its error, and the rest goes
+on.
 
 example:
   oodometer init study.toml

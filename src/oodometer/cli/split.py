@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from oodometer.study.data import DataSet
 
 ABOUT = """
-Deals ID rows and OOD classes into folds (DCV-ROOD): ID classes are in every fold, an
-OOD class is in one. Rows come from a study file, from banks, or from CSV tables with
-a column of classes (and any of levels, sample ids, subjects). Writes one JSON a
-repeat and OOD set; `splits.Folds.load` reads it.
+Deals ID rows and OOD classes into folds (DCV-ROOD): ID classes are in every
+fold, an OOD class is in one. Rows come from a study file, from banks, or from
+CSV tables with a column of classes (and any of levels, sample ids, subjects).
+Writes one JSON a repeat and OOD set; `splits.Folds.load` reads it.
 
 example:
-  oodometer split --id cifar10.csv --ood svhn=svhn.csv --labels class --out folds
-  oodometer split --id birds.csv --draw 0.2 --levels order species --labels species \\
-      --kind hierarchical --out folds/birds
+  oodometer split --id cifar10.csv --ood svhn=svhn.csv --labels class \\
+      --out folds
+  oodometer split --id birds.csv --draw 0.2 --labels species \\
+      --levels order species --kind hierarchical --out folds/birds
   oodometer split study.toml --out folds/study
 """
 

@@ -17,15 +17,17 @@ from oodometer.cli import INTERRUPTED, OK, _terminal
 from oodometer.errors import OodometerError
 
 ABOUT = """
-Trains a network on images by a published recipe, and writes its weights, the facts
-of its training and, if asked, banks of any data. Every finished epoch is kept: a
-training that was stopped goes on where it was, type the same command again.
+Trains a network on images by a published recipe, and writes its weights, the
+facts of its training and, if asked, banks of any data. Every finished epoch
+is kept: a training that was stopped goes on where it was, type the same
+command again.
 
-recipes: crossentropy (early stopping), confidnet, devries, deepgamblers. Their
-settings are those published for CIFAR; --preset and --set change them.
+recipes: crossentropy (early stopping), confidnet, devries, deepgamblers.
+Their settings are those published for CIFAR; --preset and --set change them.
 
 DATA is a folder of images (a subfolder a class), a .npz, .npy or IDX file
-(FILE.npz:train for x_train and y_train), or a saved bank with the column images.
+(FILE.npz:train for x_train and y_train), or a saved bank with the column
+images.
 
 example:
   oodometer train --recipe crossentropy --data mnist.npz:train --out runs/plain
