@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -323,7 +326,38 @@ def _sorted_sums(x: Array, labels: Ints, segments: int) -> Array:
     return xp.segment_reduce(double(xp.take(x, order, axis=0)), "sum", lengths=lengths, axis=0)
 
 
+# ---------------------------------------------------------------------------------------------- threads
+
+Mapper: TypeAlias = Callable[..., list[Any]]
+"""`map` as a list."""
+
+
+@contextmanager
+def thread_map() -> Iterator[Mapper]:
+    """A map over blocks of rows on as many threads as the BLAS has, each product using one of them meanwhile.
+
+    A BLAS spreads its products over the cores, but not the comparisons and selections between them.
+    """
+    controller = _blas()
+    threads = max((one["num_threads"] for one in controller.info()), default=1)
+    if threads == 1:
+        yield lambda function, *blocks: list(map(function, *blocks))
+        return
+    with controller.limit(limits=1), ThreadPoolExecutor(threads) as pool:
+        yield lambda function, *blocks: list(pool.map(function, *blocks))
+
+
+@cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
 # ---------------------------------------------------------------------------------------------- similarities
+
+TILE_ROWS = 1024
+"""Rows of one product with a block of keys on a CPU."""
 
 
 def top_products(query: Array, keys: Iterator[Array], k: int, xp: ModuleType) -> Array:
@@ -331,11 +365,17 @@ def top_products(query: Array, keys: Iterator[Array], k: int, xp: ModuleType) ->
 
     The keys come in blocks, so that neither the keys nor the products are ever held whole.
     """
-    best: Array = None
-    for block in keys:
-        products = query @ block.T
-        best = _merge_top(best, products, k, xp)
-    return top_values(best, k, xp)
+    if not isinstance(query, np.ndarray):
+        best: Array = None
+        for block in keys:
+            best = _merge_top(best, query @ block.T, k, xp)
+        return top_values(best, k, xp)
+    tiles = [query[rows] for rows in slices(len(query), TILE_ROWS)]
+    tops: list[Any] = [None] * len(tiles)
+    with thread_map() as each:
+        for keys_t in (block.T for block in keys):
+            tops = each(lambda tile, top, keys_t=keys_t: _merge_top(top, tile @ keys_t, k, np), tiles, tops)
+        return np.concatenate(each(lambda top: top_values(top, k, np), tops))
 
 
 def _merge_top(best: Array, products: Array, k: int, xp: ModuleType) -> Array:

@@ -421,7 +421,7 @@ def _merged(train: Bank, query: Bank, k: int, how: _Search) -> Array:
 
 def _searched(train: Bank, query: Bank, k: int, how: _Search) -> Array:
     pieces = []
-    for rows in slices(len(query), QUERY_ROWS if query.on_cpu else 8 * QUERY_ROWS):
+    for rows in slices(len(query), QUERY_ROWS):
         q = features(query.rows(rows))
         xp = namespace(q)
         # The order of neighbours does not depend on the query's length; unit rows keep the products comparable.
@@ -449,10 +449,10 @@ def is_small(train: Bank) -> bool:
     return len(train) * train.row_shape("features")[0] <= arrays.EXACT_ENTRIES
 
 
-QUERY_ROWS = 2048
+QUERY_ROWS = 16384
 """Query rows searched at a time …"""
 KEY_ROWS = 8192
-"""… against so many training rows at a time: products that fit the cache, GEMMs that fill the cores."""
+"""… against so many training rows at a time, so that these are made unit vectors a few times only."""
 
 
 def distances(train: Bank, query: Bank, k: int) -> F64:

@@ -223,3 +223,23 @@ def test_row_functions_of_torch_are_those_of_numpy() -> None:
     x = 30 * np.random.default_rng(1).standard_normal((9, 20))
     for function in (arrays.logsumexp, arrays.softmax, arrays.log_softmax, arrays.norms, arrays.absolute_sums):
         np.testing.assert_allclose(function(torch.tensor(x), xp).numpy(), function(x, np), rtol=1e-12, atol=1e-12)
+
+
+def test_threads_leave_the_blas_as_it_was_and_results_in_order() -> None:
+    before = [one["num_threads"] for one in arrays._blas().info()]
+    with arrays.thread_map() as each:
+        assert each(lambda a, b: a - b, range(50), range(0, 100, 2)) == [-n for n in range(50)]
+    assert [one["num_threads"] for one in arrays._blas().info()] == before
+    with pytest.raises(ZeroDivisionError), arrays.thread_map() as each:
+        each(lambda a: 1 // a, [1, 0])
+    assert [one["num_threads"] for one in arrays._blas().info()] == before
+
+
+def test_top_products_do_not_depend_on_the_number_of_threads() -> None:
+    rng = np.random.default_rng(0)
+    query, keys = rng.standard_normal((2500, 20), np.float32), rng.standard_normal((3000, 20), np.float32)
+    with arrays._blas().limit(limits=1):
+        one = arrays.top_products(query, iter([keys]), 7, np)
+    many = arrays.top_products(query, iter([keys]), 7, np)
+    assert one.tobytes() == many.tobytes()
+    np.testing.assert_allclose(one, -np.sort(-(query @ keys.T), axis=1)[:, :7], rtol=1e-5)

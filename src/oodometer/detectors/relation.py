@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from types import ModuleType
 
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, double, namespace, slices, softmax, to_numpy, unit
+from oodometer.arrays import Array, double, namespace, slices, softmax, thread_map, to_numpy, unit
 from oodometer.bank import Bank
-from oodometer.derived import F64, KEY_ROWS, QUERY_ROWS
+from oodometer.derived import F64, QUERY_ROWS
 from oodometer.detectors.base import Detector, detector, param
+
+TILE_ROWS, TILE_KEYS = 512, 1024
+"""A tile of the kernel is read four times: this one stays in a core's cache."""
+ACCELERATOR_KEYS = 8192
 
 
 @detector(
@@ -38,17 +43,26 @@ class Relation(Detector):
 
     def _part_sums(self, part: Bank, bank: Bank, xp: ModuleType) -> F64:
         def compute() -> F64:
-            step = QUERY_ROWS if bank.on_cpu else 8 * QUERY_ROWS
-            return np.concatenate([self._sums(part, bank.rows(rows), xp) for rows in slices(len(bank), step)])
+            return np.concatenate([self._sums(part, bank.rows(rows), xp) for rows in slices(len(bank), QUERY_ROWS)])
 
         return derived.remember(bank, ("relation", weakref.ref(part), self.power, self.threshold), compute)
 
     def _sums(self, part: Bank, query: Bank, xp: ModuleType) -> F64:
         q, p = self._keys(query)
         total = double(xp.zeros_like(q[:, 0]))
-        for block in part.blocks(KEY_ROWS):
-            total = total + self._kernel_sum(q, p, *self._keys(block), xp)
+        if not isinstance(q, np.ndarray):
+            for block in part.blocks(ACCELERATOR_KEYS):
+                total = total + self._kernel_sum(q, p, *self._keys(block), xp)
+            return to_numpy(total)
+        tiles = [(q[rows], p[rows]) for rows in slices(len(q), TILE_ROWS)]
+        with thread_map() as each:
+            for block in part.blocks(TILE_KEYS):
+                keys = self._keys(block)
+                total += np.concatenate(each(partial(self._tile_sum, keys), tiles))
         return to_numpy(total)
+
+    def _tile_sum(self, keys: tuple[Array, Array], tile: tuple[Array, Array]) -> Array:
+        return self._kernel_sum(*tile, *keys, np)
 
     def _keys(self, bank: Bank) -> tuple[Array, Array]:
         h, z = derived.features(bank), derived.logits(bank)

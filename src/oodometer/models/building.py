@@ -58,7 +58,7 @@ def _from_script(path: Path) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return _checked(torch.jit.load(path, map_location="cpu"), str(path))
+            return _checked(torch.jit.load(path, map_location="cpu"), str(path))  # type: ignore[no-untyped-call]
     except RuntimeError:
         raise OodometerError(
             f"{path} is no TorchScript file. Weights alone are no model: pass --model package.module:factory "
