@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -171,9 +171,19 @@ SUMMED_ROWS = 128
 """Rows summed in single precision before their sum is added in double: a copy in double costs seven times as much."""
 
 
+SUMMED_WIDTH = 512
+"""Columns that are added at a time where the rows have fewer."""
+
+
 def column_sums(x: Array) -> Array:
     """Sum of all rows, in float64 and where the rows are; finite if and only if every entry is."""
     xp = namespace(x)
+    fold = SUMMED_WIDTH // x.shape[1] if x.ndim == 2 and x.shape[1] else 0
+    if isinstance(x, np.ndarray) and fold > 1 and len(x) > fold and x.flags.c_contiguous:
+        # Several short rows as one long row: a loop over the columns of one costs more than its additions.
+        whole = len(x) // fold * fold
+        sums = column_sums(x[:whole].reshape(-1, fold * x.shape[1])).reshape(fold, -1)
+        return np.sum(sums, axis=0) + np.sum(x[whole:], axis=0, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         if x.dtype == xp.float32:
             whole = x.shape[0] // SUMMED_ROWS * SUMMED_ROWS
@@ -187,29 +197,65 @@ def column_sums(x: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- rows
 
 
+SHORT_ROW = 64
+"""Up to so many columns NumPy reduces faster down columns that lie in memory one after the other, the copy included."""
+
+
+def by_columns(x: Array) -> Array:
+    """The same matrix; of a NumPy one with short rows a copy with each column in one piece.
+
+    NumPy's reductions over the last axis call their inner loop once a row: for ten columns the calls cost ten times
+    as much as the arithmetic. What is computed elementwise from such a copy keeps its layout.
+    """
+    if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] <= SHORT_ROW:
+        return np.asfortranarray(x)
+    return x
+
+
+def row_sums(x: Array, xp: ModuleType, *, keepdims: bool = False) -> Array:
+    """Sum of each row, in the precision of the row."""
+    if isinstance(x, np.ndarray) and x.ndim == 2 and x.shape[1] <= SHORT_ROW:
+        # Column after column is no pairwise summation: in double it loses nothing.
+        return np.sum(x, axis=-1, keepdims=keepdims, dtype=np.float64).astype(x.dtype, copy=False)
+    return xp.sum(x, axis=-1, keepdims=keepdims)
+
+
+def argmax(x: Array, xp: ModuleType) -> Array:
+    """The first column with the largest value of each row."""
+    if not (isinstance(x, np.ndarray) and x.ndim == 2 and 0 < x.shape[1] <= SHORT_ROW):
+        return xp.argmax(x, axis=-1)
+    x = by_columns(x)
+    # The first of the columns that hold the maximum has the most columns behind it; NumPy has no fast argmax for this.
+    behind = np.arange(x.shape[1], 0, -1, dtype=np.uint8)
+    return x.shape[1] - np.max((x == np.max(x, axis=-1, keepdims=True)) * behind, axis=-1).astype(np.int64)
+
+
 def logsumexp(x: Array, xp: ModuleType) -> Array:
     """log Σ exp over the last axis, safe for any finite input."""
+    x = by_columns(x)
     top = xp.max(x, axis=-1, keepdims=True)
     if hasattr(x, "softmax"):
         # PyTorch's softmax is one pass over memory, and the largest one is 1 / Σ exp(x − max).
         return top[..., 0] - xp.log(xp.max(x.softmax(-1), axis=-1))
-    return xp.log(xp.sum(xp.exp(x - top), axis=-1)) + top[..., 0]
+    return xp.log(row_sums(xp.exp(x - top), xp)) + top[..., 0]
 
 
 def softmax(x: Array, xp: ModuleType) -> Array:
     """Softmax over the last axis, safe for any finite input."""
     if hasattr(x, "softmax"):
         return x.softmax(-1)
+    x = by_columns(x)
     e = xp.exp(x - xp.max(x, axis=-1, keepdims=True))
-    return e / xp.sum(e, axis=-1, keepdims=True)
+    return e / row_sums(e, xp, keepdims=True)
 
 
 def log_softmax(x: Array, xp: ModuleType) -> Array:
     """log softmax over the last axis, safe for any finite input."""
     if hasattr(x, "log_softmax"):
         return x.log_softmax(-1)
+    x = by_columns(x)
     x = x - xp.max(x, axis=-1, keepdims=True)
-    return x - xp.log(xp.sum(xp.exp(x), axis=-1, keepdims=True))
+    return x - xp.log(row_sums(xp.exp(x), xp, keepdims=True))
 
 
 def norms(x: Array, xp: ModuleType) -> Array:
@@ -222,7 +268,7 @@ def norms(x: Array, xp: ModuleType) -> Array:
 def absolute_sums(x: Array, xp: ModuleType) -> Array:
     """Sum of the absolute values of each row."""
     if isinstance(x, np.ndarray):
-        return np.sum(np.abs(x), axis=-1)
+        return row_sums(np.abs(by_columns(x)), xp)
     return xp.linalg.vector_norm(x, axis=-1, ord=1)
 
 
@@ -447,11 +493,23 @@ def psd_eigh(
     With `near`, an array on an accelerator, they are computed there.
     """
     if near is None or on_cpu(near):
-        values, vectors = np.linalg.eigh(matrix)
+        with one_thread_if_small(matrix):
+            values, vectors = np.linalg.eigh(matrix)
     else:
         xp = namespace(near)
         values, vectors = map(to_numpy, xp.linalg.eigh(xp.asarray(matrix, device=near.device)))
     return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+
+
+SMALL_EIGH = 1024
+
+
+def one_thread_if_small(matrix: npt.NDArray[Any]) -> AbstractContextManager[Any]:
+    """A BLAS of one thread for the thousands of small steps of an eigendecomposition.
+
+    Each would wake a second thread: no gain when the cores are free, and many times the cost when they are not.
+    """
+    return _blas().limit(limits=1) if len(matrix) <= SMALL_EIGH else nullcontext()
 
 
 CLEAR = 1e-5

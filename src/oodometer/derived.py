@@ -8,13 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from oodometer import arrays
-from oodometer.arrays import Array, Ints, like, namespace, real, slices, to_numpy
+from oodometer.arrays import Array, Floats, Ints, like, namespace, real, slices, to_numpy
 from oodometer.bank import Bank
 from oodometer.errors import OodometerError
 
@@ -180,6 +181,8 @@ class Moments:
     count: int
     mean: F64
     scatter: F64
+    exact: bool = True
+    """False when the products were taken in float32, block by block."""
 
     def about(self, point: F64) -> F64:
         """Σ(x−point)(x−point)ᵀ."""
@@ -187,19 +190,71 @@ class Moments:
         return self.scatter + self.count * np.outer(gap, gap)
 
 
-def moments(bank: Bank, column: str = "features", *, unit: bool = False) -> Moments:
-    """Mean and scatter of a column (optionally of its unit vectors), one pass, float64 accumulation."""
+def moments(bank: Bank, column: str = "features", *, unit: bool = False, exact: bool = False) -> Moments:
+    """Mean and scatter of a column (optionally of its unit vectors), one pass, float64 accumulation.
+
+    Many float32 rows are multiplied in float32, half as dear, where no direction is so thin that it would show;
+    `exact` asks for float64 products all the same.
+    """
 
     def compute() -> Moments:
+        if exact and moments(bank, column, unit=unit).exact:
+            return moments(bank, column, unit=unit)
         if len(bank.parts) > 1:
-            return _added([moments(part, column, unit=unit) for part in bank.parts])
-        return _part_moments(bank, column, unit)
+            return _added([moments(part, column, unit=unit, exact=exact) for part in bank.parts])
+        return _part_moments(bank, column, unit, exact)
 
-    return _memory.get(bank, ("moments", column, unit), compute)
+    return _memory.get(bank, ("moments", column, unit, exact), compute)
 
 
-def _part_moments(bank: Bank, column: str, unit: bool) -> Moments:
-    return moments_of(_rows_of(block, column, unit) for block in bank.blocks(_block_rows(bank, column)))
+def _part_moments(bank: Bank, column: str, unit: bool, exact: bool = False) -> Moments:
+    def rows(size: int) -> Iterator[Array]:
+        return (_rows_of(block, column, unit) for block in bank.blocks(size))
+
+    if not exact and bank.on_cpu and len(bank) * _width(bank, column) > arrays.EXACT_ENTRIES:
+        quick = _single_moments(rows(SINGLE_ROWS))
+        if quick is not None and _steady(quick.scatter, quick.scatter.diagonal()):
+            return quick
+    return moments_of(rows(_block_rows(bank, column)))
+
+
+SINGLE_ROWS = 1024
+"""Rows of one float32 product: its round-off is 1e-6 of the variances, less over many blocks."""
+STEADY = 1e-3
+"""The thinnest direction, as a share of the variances, that float32 products keep to three digits at the worst."""
+
+
+def _single_moments(blocks: Iterable[Array]) -> Moments | None:
+    """The same by float32 products about a point near the mean, added up in float64; None for float64 rows."""
+    rows: Iterator[Any] = map(to_numpy, blocks)
+    first = next(rows, None)
+    if first is None or first.dtype != np.float32:
+        return None
+    shift = first.mean(axis=0, dtype=np.float64).astype(np.float32)
+    count, total, scatter = 0, np.zeros(len(shift)), np.zeros((len(shift), len(shift)))
+    rows = chain([first], rows)
+    with arrays.thread_map() as each:
+        # A few blocks at a time, added in order: the sum depends on no number of threads.
+        while wave := list(islice(rows, 8)):
+            for n, sums, products in each(partial(_sums_about, shift), wave):
+                count, total = count + n, total + sums
+                scatter += products
+    offset = total / count
+    return Moments(count, shift + offset, scatter - count * np.outer(offset, offset), exact=False)
+
+
+def _sums_about(shift: Floats, x: Floats) -> tuple[int, F64, Floats]:
+    gap = x - shift
+    return len(gap), arrays.column_sums(gap), gap.T @ gap
+
+
+def _steady(scatter: F64, variances: F64) -> bool:
+    """Whether no direction is thin beside the variances, and so none drowns in what float32 rounds off."""
+    lengths = np.sqrt(np.maximum(variances, 0.0))
+    if not lengths.all():
+        return False
+    with arrays.one_thread_if_small(scatter):
+        return float(np.linalg.eigvalsh(scatter / np.outer(lengths, lengths))[0]) > STEADY
 
 
 def moments_of(blocks: Iterable[Array]) -> Moments:
@@ -226,13 +281,16 @@ def _added(parts: list[Moments]) -> Moments:
     count = sum(part.count for part in parts)
     mean: F64 = sum((part.count / count) * part.mean for part in parts)  # type: ignore[assignment]
     scatter: F64 = sum(part.about(mean) for part in parts)  # type: ignore[assignment]
-    return Moments(count, mean, scatter)
+    return Moments(count, mean, scatter, exact=all(part.exact for part in parts))
+
+
+def _width(bank: Bank, column: str) -> int:
+    return bank.classes if column in ("softmax", "logits") else int(np.prod(bank.row_shape(column), dtype=np.int64))
 
 
 def _block_rows(bank: Bank, column: str) -> int:
     """Rows a block while moments are taken: float64 copies of one column."""
-    width = bank.classes if column in ("softmax", "logits") else int(np.prod(bank.row_shape(column), dtype=np.int64))
-    return _bounded_rows(8 * width, cpu=bank.on_cpu)
+    return _bounded_rows(8 * _width(bank, column), cpu=bank.on_cpu)
 
 
 def _bounded_rows(row_bytes: int, *, cpu: bool) -> int:
@@ -329,6 +387,13 @@ def _groups(bank: Bank, by: Grouping) -> Ints:
 def within_scatter(bank: Bank, column: str = "features") -> F64:
     """Pooled scatter around the class means: total scatter minus the scatter between classes."""
     total = moments(bank, column)
+    scatter = _within(bank, column, total)
+    if total.exact or _steady(scatter, total.scatter.diagonal()):
+        return scatter
+    return _within(bank, column, moments(bank, column, exact=True))
+
+
+def _within(bank: Bank, column: str, total: Moments) -> F64:
     counts, means = class_means(bank, column)
     gaps = (means - total.mean) * np.sqrt(counts)[:, None]
     return total.scatter - gaps.T @ gaps

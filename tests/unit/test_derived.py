@@ -126,6 +126,48 @@ def test_stored_logits_keep_parts_and_never_copy_many_picked_rows(monkeypatch: p
     assert derived.with_logits(picked.rows([0, 1])).columns == ("features",)
 
 
+def large(width: int = 60, rows: int = 20_000) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return (rng.standard_normal((rows, width)) * np.geomspace(1, 1e-3, width) + 5).astype(np.float32)
+
+
+def test_many_rows_are_multiplied_in_float32_and_still_give_the_covariance() -> None:
+    """Scales from 1 to 1e-3 around a mean of 5: round-off follows the variances, not the largest of them."""
+    x = large()
+    found = derived.moments(Bank(features=x))
+    assert not found.exact
+    gaps = x.astype(np.float64) - x.mean(0, dtype=np.float64)
+    spread = np.sqrt((gaps**2).mean(0))
+    error = (found.scatter - gaps.T @ gaps) / len(x) / np.outer(spread, spread)
+    assert np.abs(error).max() < 3e-6
+    np.testing.assert_allclose(found.mean, x.mean(0, dtype=np.float64), rtol=1e-8)
+
+
+def test_a_thin_direction_is_multiplied_in_float64() -> None:
+    x = large()
+    x[:, 1] = x[:, 0] + 1e-3 * x[:, 1]
+    for thin in (x, np.concatenate([x, x[:, :1]], axis=1), np.concatenate([x, x[:, :1] * 0], axis=1)):
+        found = derived.moments(Bank(features=thin))
+        assert found.exact
+        np.testing.assert_allclose(
+            found.scatter, np.cov(thin.T.astype(np.float64), bias=True) * len(x), rtol=1e-7, atol=1e-6
+        )
+
+
+def test_a_thin_direction_within_classes_is_multiplied_in_float64() -> None:
+    """Between classes every direction is wide; within them one is a ten-thousandth of it."""
+    x, labels = large(), np.arange(20_000) % 2
+    x[:, 0] = 5 + 2 * labels + 1e-2 * (x[:, 0] - 5)
+    bank = Bank(features=x, labels=labels, logits=np.zeros((20_000, 2), np.float32))
+    assert not derived.moments(bank).exact
+    gaps = np.concatenate(
+        [x[labels == c].astype(np.float64) - x[labels == c].mean(0, dtype=np.float64) for c in (0, 1)]
+    )
+    within = (gaps.T @ gaps)[0, 0]
+    assert derived.within_scatter(bank)[0, 0] == pytest.approx(within, rel=1e-7)
+    assert derived.moments(bank, exact=True).exact
+
+
 def test_distances_are_squared_and_ascending() -> None:
     query = Bank(features=FEATURES[:5] + 0.3)
     expected = np.sort(((query.features[:, None].astype(np.float64) - X[None]) ** 2).sum(2), axis=1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Literal
+from typing import Literal, cast
+
+import numpy as np
 
 from oodometer import derived
 from oodometer.arrays import Array, frozen, like
 from oodometer.bank import Bank
-from oodometer.derived import Whitening
+from oodometer.derived import F64, Whitening
 from oodometer.detectors.base import Detector, detector, param
 
 
@@ -85,19 +87,40 @@ def nearest_squared(x: Array, points: Array, xp: ModuleType) -> Array:
     cost="classes",
 )
 class RMDS(Detector):
-    """Relative Mahalanobis distance (Ren et al., 2021): both covariances are divided by the same N."""
+    """Relative Mahalanobis distance (Ren et al., 2021): both covariances are divided by the same N.
+
+    The total covariance is that within classes plus one of rank C − 1, so that where the features span their space
+    ‖h‖ cancels from the difference: it costs 2C directions, not D, and loses no digits to the subtraction.
+    """
 
     def _fit(self, train: Bank, xp: ModuleType) -> None:
         total = derived.moments(train)
         covariance, small, near = total.scatter / total.count, derived.is_small(train), train.sample
         within = derived.within_scatter(train) / total.count
         self.class_whitening_ = Whitening.of(within, total.mean, total=covariance, exact=small, near=near)
-        self.global_whitening_ = Whitening.of(covariance, total.mean, exact=small, near=near)
         counts, means = derived.class_means(train)
         self.class_points_ = frozen(self.class_whitening_.points(means[counts > 0]))
+        self.exact_, self.directions_ = small, cast(F64 | None, None)
+        if self.class_whitening_.rank == len(total.mean):
+            self._fit_directions(counts[counts > 0] / total.count)
+        else:
+            self.global_whitening_ = Whitening.of(covariance, total.mean, exact=small, near=near)
+
+    def _fit_directions(self, shares: F64) -> None:
+        """T = I + AᵀA in whitened coordinates, A the class points times √share; T⁻¹ = I − Vᵀdiag(s²/(1 + s²))V."""
+        points, basis = self.class_points_, self.class_whitening_.basis
+        _, s, v = np.linalg.svd(np.sqrt(shares)[:, None] * points, full_matrices=False)
+        between = (s / np.sqrt(1 + s * s))[:, None] * v
+        self.directions_ = frozen(basis @ np.concatenate([-2 * points, between]).T)
+        self.lengths_ = frozen((points * points).sum(1))
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         h = derived.features(bank)
+        if self.directions_ is not None:
+            along = derived.project(h, self.class_whitening_.center, self.directions_, exact=self.exact_)
+            classes = len(self.lengths_)
+            nearest = xp.min(along[:, :classes] + like(self.lengths_, along), axis=-1)
+            return nearest + xp.sum(along[:, classes:] ** 2, axis=-1)
         background = self.global_whitening_(h)
         return nearest_squared(self.class_whitening_(h), self.class_points_, xp) - xp.sum(
             background * background, axis=-1
