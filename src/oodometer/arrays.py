@@ -103,7 +103,8 @@ def _sent(values: npt.NDArray[Any], dtype: npt.DTypeLike, reference: Array) -> A
 
 def working_dtype(array: Array) -> np.dtype[Any]:
     """The precision a score is computed in: float64 for float64 input, float32 for everything else."""
-    return np.dtype(np.float64 if str(array.dtype).endswith("float64") else np.float32)
+    wide = array.dtype == np.float64 if isinstance(array, np.ndarray) else str(array.dtype).endswith("float64")
+    return np.dtype(np.float64 if wide else np.float32)
 
 
 def real(array: Array) -> Array:
@@ -201,6 +202,10 @@ SHORT_ROW = 64
 """Up to so many columns NumPy reduces faster down columns that lie in memory one after the other, the copy included."""
 
 
+SHORTEST_ROW = 24
+"""The same for argmax, which takes three passes down the columns."""
+
+
 def by_columns(x: Array) -> Array:
     """The same matrix; of a NumPy one with short rows a copy with each column in one piece.
 
@@ -222,10 +227,10 @@ def row_sums(x: Array, xp: ModuleType, *, keepdims: bool = False) -> Array:
 
 def argmax(x: Array, xp: ModuleType) -> Array:
     """The first column with the largest value of each row."""
-    if not (isinstance(x, np.ndarray) and x.ndim == 2 and 0 < x.shape[1] <= SHORT_ROW):
+    if not (isinstance(x, np.ndarray) and x.ndim == 2 and 0 < x.shape[1] <= SHORTEST_ROW):
         return xp.argmax(x, axis=-1)
     x = by_columns(x)
-    # The first of the columns that hold the maximum has the most columns behind it; NumPy has no fast argmax for this.
+    # The first of the columns that hold the maximum has the most columns behind it.
     behind = np.arange(x.shape[1], 0, -1, dtype=np.uint8)
     return x.shape[1] - np.max((x == np.max(x, axis=-1, keepdims=True)) * behind, axis=-1).astype(np.int64)
 
@@ -268,7 +273,7 @@ def norms(x: Array, xp: ModuleType) -> Array:
 def absolute_sums(x: Array, xp: ModuleType) -> Array:
     """Sum of the absolute values of each row."""
     if isinstance(x, np.ndarray):
-        return row_sums(np.abs(by_columns(x)), xp)
+        return np.sum(np.abs(x), axis=-1)
     return xp.linalg.vector_norm(x, axis=-1, ord=1)
 
 
@@ -302,6 +307,7 @@ def top_values(x: Array, k: int, xp: ModuleType) -> Array:
     """The k largest values of each row, in descending order."""
     k = min(k, x.shape[-1])
     if isinstance(x, np.ndarray):
+        x = np.ascontiguousarray(x)  # rows are sorted in place where they lie in one piece
         # One introselect then a short sort beats a full sort and torch.topk on CPUs.
         kept = np.partition(x, x.shape[-1] - k, axis=-1)[..., -k:] if k < x.shape[-1] else x
         return np.sort(kept, axis=-1)[..., ::-1]
@@ -316,7 +322,7 @@ def largest_values(x: Array, k: int, xp: ModuleType) -> Array:
         return x
     if isinstance(x, np.ndarray):
         place = x.shape[-1] - k
-        return np.partition(x, min(place, x.shape[-1] - 1), axis=-1)[..., place:]
+        return np.partition(np.ascontiguousarray(x), min(place, x.shape[-1] - 1), axis=-1)[..., place:]
     return x.topk(k, dim=-1, sorted=False).values if hasattr(x, "topk") else top_values(x, k, xp)
 
 

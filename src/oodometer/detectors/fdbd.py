@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, double, like, norms, row_products, slices, take_columns, to_numpy
+from oodometer.arrays import Array, argmax, double, like, norms, row_products, slices, take_columns, to_numpy
 from oodometer.bank import Bank
 from oodometer.derived import F64
 from oodometer.detectors.base import Detector, detector, param, warn
@@ -51,7 +51,7 @@ class FDBD(Detector):
         h, z = derived.features(bank), derived.logits(bank)
         if self.exact_:
             h, z = double(h), double(z)
-        predicted = xp.argmax(z, axis=-1)
+        predicted = argmax(z, xp)
         margins = take_columns(z, predicted, xp)[:, None] - z
         boundaries = row_products(margins, xp.take(like(self.inverse_gaps_, z), predicted, axis=0), xp)
         length = norms(h - like(self.mean_, h), xp) if self.distance_to_mean else norms(h, xp)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from oodometer import derived
-from oodometer.arrays import Array, double, like, log_softmax
+from oodometer.arrays import Array, argmax, double, like, log_softmax, row_sums
 from oodometer.bank import Bank
 from oodometer.derived import F64
 from oodometer.detectors.base import CalibrationRows, Detector, detector, param
@@ -48,14 +48,14 @@ class KLM(Detector):
         logp = log_softmax(double(derived.logits(bank)), xp)
         p = xp.exp(logp)
         # KL(p ‖ d_c) = Σ p log p − Σ p log d_c for all classes in one product; log p is finite, so 0·log 0 is 0.
-        nearest = xp.sum(p * logp, axis=-1) - xp.max(p @ like(self.log_templates_, p).T, axis=-1)
+        nearest = row_sums(p * logp, xp) - xp.max(like(self.log_templates_, p) @ p.T, axis=0)
         nearest = xp.clip(nearest, min=0.0)
         return nearest if not len(self.corners_) else xp.where(self._in_corner(bank, xp), 0.0 * nearest, nearest)
 
     def _in_corner(self, bank: Bank, xp: ModuleType) -> Array:
         """Rows whose softmax is exactly one, in the precision of their logits, for a class without a template."""
         z = derived.logits(bank)
-        predicted = xp.argmax(z, axis=-1)
+        predicted = argmax(z, xp)
         others = xp.sum(xp.exp(z - xp.max(z, axis=-1, keepdims=True)) > 0, axis=-1) > 1
         missing = xp.any(predicted[:, None] == like(self.corners_, z)[None, :], axis=-1)
         return missing & ~others

@@ -9,7 +9,19 @@ import numpy as np
 from array_api_compat import device
 
 from oodometer import derived
-from oodometer.arrays import Array, double, largest_values, log_softmax, logsumexp, norms, softmax, top_values
+from oodometer.arrays import (
+    Array,
+    argmax,
+    by_columns,
+    double,
+    largest_values,
+    log_softmax,
+    logsumexp,
+    norms,
+    row_sums,
+    softmax,
+    top_values,
+)
 from oodometer.bank import Bank
 from oodometer.detectors.base import Detector, detector, param
 
@@ -33,7 +45,8 @@ def max_softmax(z: Array, xp: ModuleType) -> Array:
     if hasattr(z, "softmax"):
         return xp.max(z.softmax(-1), axis=-1)
     # max softmax = 1 / Σ exp(z − max z): no division of the whole matrix.
-    return 1 / xp.sum(xp.exp(z - xp.max(z, axis=-1, keepdims=True)), axis=-1)
+    z = by_columns(z)
+    return 1 / row_sums(xp.exp(z - xp.max(z, axis=-1, keepdims=True)), xp)
 
 
 def odds(z: Array, xp: ModuleType) -> Array:
@@ -41,17 +54,23 @@ def odds(z: Array, xp: ModuleType) -> Array:
 
     Of a confident row 1 − p keeps no digit, its odds keep all: scores written in them do not tie.
     """
-    return xp.exp(others(z, xp) - xp.max(z, axis=-1, keepdims=True))
+    z = by_columns(z)
+    return xp.exp(others(z, NEVER, xp) - xp.max(z, axis=-1, keepdims=True))
 
 
 NEVER = float(np.finfo(np.float32).min)
 """A logit whose probability is zero beside any other."""
 
 
-def others(z: Array, xp: ModuleType) -> Array:
-    """The logits with that of the predicted class (the first of equals) out of the running."""
+def others(z: Array, place: Array, xp: ModuleType) -> Array:
+    """The logits with another value in the place of the predicted class (the first of equals)."""
+    if isinstance(z, np.ndarray):
+        left = z.copy(order="K")
+        # One entry a row is written: to choose between two whole matrices costs several times as much.
+        left[np.arange(len(z)), argmax(z, xp)] = place
+        return left
     top = xp.argmax(z, axis=-1)[:, None] == xp.arange(z.shape[-1], device=device(z))[None, :]
-    return xp.where(top, NEVER, z)
+    return xp.where(top, place if isinstance(place, float) else place[:, None], z)
 
 
 @detector(
@@ -81,7 +100,7 @@ class MLS(Detector):
     temperature: float = _temperature()
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
-        return -xp.max(derived.logits(bank), axis=-1) / self.temperature
+        return -xp.max(by_columns(derived.logits(bank)), axis=-1) / self.temperature
 
 
 @detector(
@@ -115,7 +134,7 @@ class Entropy(Detector):
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         logp = log_softmax(cooled(derived.logits(bank), self.temperature), xp)
-        return -xp.sum(xp.exp(logp) * logp, axis=-1)
+        return -row_sums(xp.exp(logp) * logp, xp)
 
 
 @detector(
@@ -137,17 +156,22 @@ class GEN(Detector):
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         # A small γ magnifies 1 − p, of which nothing is left when p is near one: it is the sum of the others instead.
-        z = derived.logits(bank)
-        top, left, m = double(xp.max(z, axis=-1, keepdims=True)), others(z, xp), min(self.m or z.shape[-1], z.shape[-1])
-        rest = xp.exp(logsumexp(cooled(double(left) - top, self.temperature), xp))[:, None]
-        # The largest are picked in the precision of the logits, and looked at in float64.
-        odd = xp.exp(cooled(double(largest_values(left, m - 1, xp)) - top, self.temperature)) / (1 + rest)
+        z = by_columns(derived.logits(bank))
+        m, top = min(self.m or z.shape[-1], z.shape[-1]), double(xp.max(z, axis=-1, keepdims=True))
+        # All logits but the predicted one, whose place the last one takes.
+        left = others(z, z[:, -1], xp)[:, :-1]
+        odd = xp.exp(cooled(double(left) - top, self.temperature))
+        rest = xp.sum(odd, axis=-1, keepdims=True)
+        if m < z.shape[-1]:
+            # The largest are picked in the precision of the logits, and looked at in float64.
+            odd = xp.exp(cooled(double(largest_values(left, m - 1, xp)) - top, self.temperature))
+        odd = odd / (1 + rest)
         p = xp.concat([1 / (1 + rest), odd], axis=-1)
         complement = xp.concat([rest / (1 + rest), 1 - odd], axis=-1)
         if self.clamp:
             p, complement = (xp.clip(x, self.clamp, 1 - self.clamp) for x in (p, complement))
         terms = (p * complement) ** self.gamma
-        return xp.sum(terms, axis=-1) if self.reduction == "sum" else xp.mean(terms, axis=-1)
+        return row_sums(terms, xp) if self.reduction == "sum" else xp.mean(terms, axis=-1)
 
 
 @detector(
@@ -165,7 +189,7 @@ class Collision(Detector):
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         o = odds(cooled(derived.logits(bank), self.temperature), xp)
         # With p = o/(1 + Σo): Σp² = (1 + Σo²)/(1 + Σo)².
-        return 2 * xp.log1p(xp.sum(o, axis=-1)) - xp.log1p(norms(o, xp) ** 2)
+        return 2 * xp.log1p(row_sums(o, xp)) - xp.log1p(norms(o, xp) ** 2)
 
 
 @detector(
@@ -182,7 +206,7 @@ class DoctorAlpha(Detector):
 
     def _score(self, bank: Bank, xp: ModuleType) -> Array:
         o = odds(cooled(derived.logits(bank), self.temperature), xp)
-        total, squares = xp.sum(o, axis=-1), norms(o, xp) ** 2
+        total, squares = row_sums(o, xp), norms(o, xp) ** 2
         return (2 * total + (total * total - squares)) / (1 + squares)
 
 
@@ -211,7 +235,7 @@ class Renyi(Detector):
         if self.m is not None and self.m < logp.shape[-1]:
             logp = top_values(logp, self.m, xp)
         if self.gamma == 1:
-            return -xp.sum(xp.exp(logp) * logp, axis=-1)
+            return -row_sums(xp.exp(logp) * logp, xp)
         return logsumexp(self.gamma * logp, xp) / (1 - self.gamma)
 
 
@@ -235,4 +259,4 @@ class Guessing(Detector):
         p = softmax(cooled(derived.logits(bank), self.temperature), xp)
         top = top_values(p, self.m or p.shape[-1], xp)
         places = xp.arange(1, top.shape[-1] + 1, dtype=top.dtype, device=device(top))
-        return xp.sum(top * places, axis=-1)
+        return row_sums(top * places, xp)
