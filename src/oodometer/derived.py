@@ -124,9 +124,7 @@ def predictions(bank: Bank) -> Ints:
     """argmax of the logits, as NumPy (first maximum)."""
 
     def compute() -> Ints:
-        return _over_blocks(bank, lambda block: namespace(logits(block)).argmax(logits(block), axis=-1)).astype(
-            np.int64
-        )
+        return _over_blocks(bank, lambda block: arrays.argmax(logits(block), block.xp)).astype(np.int64)
 
     return _memory.get(bank, "predictions", compute)
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oodometer import derived
-from oodometer.arrays import Array, frozen, to_numpy
+from oodometer.arrays import Array, block_rows, frozen, to_numpy
 from oodometer.bank import Bank, Head, check_same_extraction
 from oodometer.errors import NotFiniteError, NotFittedError, OodometerError, OodometerWarning
 
@@ -108,6 +108,10 @@ def param(
     return field(default=default, metadata=facts)
 
 
+SCORED_ROWS = 8192
+"""Rows a CPU scores at a time at most."""
+
+
 def warn(message: str) -> None:
     """Tell the user of a rule applied to an edge case, pointing at the call of `fit` or `score`."""
     warnings.warn(message, OodometerWarning, stacklevel=5)
@@ -187,7 +191,9 @@ class Detector:
             return np.zeros(0)
         if "logits" in self.needs:
             bank = derived.with_logits(bank)
-        blocks = bank.blocks() if self.rowwise else [bank]
+        # Scores of short rows take several passes, in float64 too: what few rows leave behind stays in cache.
+        rows = min(block_rows(bank.width), SCORED_ROWS) if bank.on_cpu else None
+        blocks = bank.blocks(rows) if self.rowwise else [bank]
         pieces = []
         for block in blocks:  # `warn` counts frames, and a comprehension is one of its own in Python 3.11
             pieces.append(to_numpy(self._score(block, block.xp)))  # noqa: PERF401
