@@ -243,3 +243,22 @@ def test_top_products_do_not_depend_on_the_number_of_threads() -> None:
     many = arrays.top_products(query, iter([keys]), 7, np)
     assert one.tobytes() == many.tobytes()
     np.testing.assert_allclose(one, -np.sort(-(query @ keys.T), axis=1)[:, :7], rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 2, 10, 24, 25, 64, 65, 200])
+def test_rows_of_any_width_reduce_to_the_same_as_by_definition(width: int) -> None:
+    """Short rows are reduced down their columns; ties go to the first column either way."""
+    z = np.random.default_rng(width).integers(-3, 4, (501, width)).astype(np.float32)
+    assert np.array_equal(arrays.argmax(z, np), z.argmax(1))
+    exact = np.exp(z.astype(np.float64))
+    np.testing.assert_allclose(arrays.logsumexp(z, np), np.log(exact.sum(1)), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(arrays.softmax(z, np), exact / exact.sum(1, keepdims=True), rtol=2e-6)
+    np.testing.assert_allclose(arrays.row_sums(z, np), z.sum(1, dtype=np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 51, 52, 1000, 70_001])
+def test_sums_of_short_columns_leave_no_row_out(rows: int) -> None:
+    x = np.random.default_rng(rows).integers(0, 9, (rows, 10)).astype(np.float32)
+    assert np.array_equal(arrays.column_sums(x), x.sum(0, dtype=np.float64))
+    x[rows - 1, 3] = np.inf
+    assert not np.isfinite(arrays.column_sums(x)).all()
