@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import numpy as np
+
 from oodometer import derived
 from oodometer.arrays import Array, absolute_sums, like, norms, row_products, to_numpy
 from oodometer.bank import Bank
@@ -34,6 +36,8 @@ class NCI(Detector):
         h = derived.features(bank)
         gap = h - like(self.mean_, h)
         weight = xp.take(like(to_numpy(bank.head.weight), h), xp.argmax(derived.logits(bank), axis=-1), axis=0)
-        length = norms(gap, xp)
-        closeness = row_products(weight, gap, xp) / xp.where(length > 0, length, xp.ones_like(length))
+        length, along = norms(gap, xp), row_products(weight, gap, xp)
+        # Nearer to the mean than its round-off, a row has no direction.
+        apart = length > float(np.finfo(np.float32).eps * np.linalg.norm(self.mean_))
+        closeness = xp.where(apart, along, xp.zeros_like(along)) / xp.where(apart, length, xp.ones_like(length))
         return -(closeness + self.alpha * absolute_sums(h, xp))
