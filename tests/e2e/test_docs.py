@@ -15,8 +15,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
+NETWORKS = {"extraction", "network-scores", "training"}
+
+
 @pytest.mark.filterwarnings("ignore::oodometer.errors.OodometerWarning")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.torch] * (page.stem in NETWORKS)) for page in PAGES],
+)
 def test_what_a_page_prints_is_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}

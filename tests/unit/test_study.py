@@ -287,6 +287,20 @@ def test_exposure_stands_beside_its_absence(data: dict[str, Any], tmp_path: Path
     assert len(results.classifiers) == 3 * 2 * 2
 
 
+def test_one_study_in_two_folders_by_the_same_workers(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker processes outlive a run: they must neither write to its folder again nor start from its place."""
+    study = make(data, "energy")
+    tables = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        tables.append(run(study, "out", n_jobs=2).to_pandas())
+        assert (tmp_path / name / "out" / "results.csv").exists()
+    assert tables[0].equals(tables[1])
+
+
 def test_work_is_shared_by_folds(data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Moments are taken once a piece; every pair of pieces is searched for neighbours once."""
     taken, searched = [], []

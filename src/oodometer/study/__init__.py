@@ -109,7 +109,7 @@ def run(
     said = [str(one.message) for one in caught]
     with locked(folder):
         start = time.perf_counter()
-        store = Store(folder / "cells")
+        store = Store(folder.absolute() / "cells")  # worker processes may have been started elsewhere
         said += _mended(store, folder)
         there = len(store.keys())
         share = _Share(progress, total_work(plan))
@@ -216,18 +216,20 @@ def _in_processes(plan: Plan, store: Store, n_jobs: int) -> Iterator[Done]:
         yield from Parallel(n_jobs=n_jobs, return_as="generator_unordered")(calls)
 
 
-_workers: dict[str, Worker] = {}
-"""In a worker process: the plan it works on, so that folds share what is derived from their pieces."""
+_workers: dict[tuple[str, Path], Worker] = {}
+"""In a worker process: the plan and folder it works on, so that folds share what is derived from their pieces."""
 
 
 def _do_fold(plan: Plan, store: Store, place: int, run_pid: int) -> Done:
     """One fold, in a worker process."""
     start = time.process_time()
-    if plan.digest not in _workers:
+    # A process outlives a run: the next one may be the same study in another folder.
+    place_of_work = plan.digest, store.folder
+    if place_of_work not in _workers:
         _end_with(run_pid)
         _workers.clear()
-        _workers[plan.digest] = Worker(plan, store, lambda what, work: None)
-    worker = _workers[plan.digest]
+        _workers[place_of_work] = Worker(plan, store, lambda what, work: None)
+    worker = _workers[place_of_work]
     ticks: list[tuple[str, float]] = []
     worker.tick, worker.said = lambda what, work: ticks.append((what, work)), []
     worker.do(worker.plan.rows[place])
