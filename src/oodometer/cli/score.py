@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import io
 import logging
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +25,7 @@ from oodometer.detectors import Detector, create
 from oodometer.errors import OodometerError
 from oodometer.readers import read_bank
 from oodometer.tables import KNOWN
+from oodometer.text import split_parameters
 
 ABOUT = """
 Fit detectors on a training bank and score test banks: one CSV that
@@ -114,25 +113,8 @@ def parse_detector(text: str) -> Detector:
     >>> parse_detector("vim:dim=64")
     VIM(dim=64)
     """
-    name, _, rest = text.partition(":")
-    params: dict[str, Any] = {}
-    # A comma separates parameters only where a name follows: values may be tuples.
-    for pair in re.split(r",(?=\s*\w+\s*=)", rest) if rest else []:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise OodometerError(f"detector {text!r}: {pair!r} is not PARAM=VALUE; write e.g. knn:k=10")
-        params[key.strip()] = _value(value.strip())
-    return create(name.strip(), **params)
-
-
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    name, params = split_parameters(text, "detector", example="knn:k=10")
+    return create(name, **params)
 
 
 def _target(options: Options) -> Path:

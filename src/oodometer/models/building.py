@@ -17,8 +17,8 @@ from torch import nn
 from oodometer.data.preprocess import AnyPreprocessing
 from oodometer.errors import OodometerError
 from oodometer.models import official
-from oodometer.models.text import split_parameters
 from oodometer.models.weights import load_weights
+from oodometer.text import split_parameters
 
 EXTRAS = {"torchvision": "vision", "timm": "vision", "transformers": "hf"}
 

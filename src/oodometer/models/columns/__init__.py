@@ -33,7 +33,7 @@ import torch
 
 from oodometer.data.preprocess import AnyPreprocessing
 from oodometer.errors import OodometerError
-from oodometer.models.text import split_parameters
+from oodometer.text import split_parameters
 
 SHARED = ("features", "logits", "labels")
 """Columns of the shared pass and of the data themselves."""

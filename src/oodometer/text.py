@@ -9,7 +9,7 @@ from typing import Any
 from oodometer.errors import OodometerError
 
 
-def split_parameters(text: str, what: str) -> tuple[str, dict[str, Any]]:
+def split_parameters(text: str, what: str, *, example: str = "") -> tuple[str, dict[str, Any]]:
     """The name and its parameters; values are Python literals, or else strings.
 
     >>> split_parameters("odin:epsilon=0.002", "column")
@@ -21,7 +21,8 @@ def split_parameters(text: str, what: str) -> tuple[str, dict[str, Any]]:
     for pair in re.split(r",(?=\s*\w+\s*=)", rest) if rest else []:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise OodometerError(f"{what} {text!r}: {pair!r} is not PARAM=VALUE")
+            hint = f"; write e.g. {example}" if example else ""
+            raise OodometerError(f"{what} {text!r}: {pair!r} is not PARAM=VALUE{hint}")
         params[key.strip()] = _literal(value.strip())
     return name.strip(), params
 
